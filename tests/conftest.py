@@ -1,0 +1,25 @@
+"""What every test may rely on: a home of its own, no network configuration that leaks in, no bytecode left in the tree."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Child processes that tests start would otherwise write __pycache__ next to the sources and into built environments.
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keys, caches and configuration of a test go to a folder of its own, never to the user's."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in [key for key in os.environ if key.startswith("SECURE_TRAIN_")]:
+        monkeypatch.delenv(name)
+    return home
