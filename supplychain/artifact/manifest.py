@@ -1,0 +1,273 @@
+"""The manifest: what an artifact consists of, and the digest that is its identity.
+
+`secure-train/manifest.json` lists path, size, mode, sha256 and the root of the block digests of each file, as
+canonical JSON. The sha256 of those bytes is the artifact's identity: it binds names, sizes, modes and
+contents. Parsing promises that every manifest it returns is canonical and names nothing outside the artifact.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from supplychain.artifact import digest, tree
+from supplychain.artifact.canonical import MAX_INTEGER, canonical_json, parse_json
+from supplychain.errors import SecureTrainError
+
+SCHEMA = "urn:secure-train:manifest:v1"
+MANIFEST = f"{tree.RESERVED}/manifest.json"
+BLOCKS = f"{tree.RESERVED}/blocks"
+SIGNATURES = f"{tree.RESERVED}/signatures"
+
+_STAGING = f".{tree.RESERVED}.partial"
+_OLD = f".{tree.RESERVED}.old"
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_MODES = {"0644": 0o644, "0755": 0o755}
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: POSIX path relative to the artifact, size in bytes, mode 0o644 or 0o755, sha256 and block
+    root in hex.
+    """
+
+    path: str
+    size: int
+    mode: int
+    sha256: str
+    blocks: str | None
+
+    @property
+    def has_block_file(self) -> bool:
+        """A file of one block needs no stored list: its root can be checked from the block itself."""
+        return self.blocks is not None and self.size > digest.BLOCK_SIZE
+
+    def as_dict(self) -> dict[str, str | int | None]:
+        return {
+            "path": self.path,
+            "size": self.size,
+            "mode": f"{self.mode:04o}",
+            "sha256": self.sha256,
+            "blocks": self.blocks,
+        }
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checked manifest; `files` is sorted by the UTF-8 bytes of the path."""
+
+    kind: str
+    files: tuple[FileEntry, ...]
+
+    @cached_property
+    def data(self) -> bytes:
+        """The canonical bytes, as stored and signed."""
+        return canonical_json(
+            {
+                "schema": SCHEMA,
+                "kind": self.kind,
+                "block_size": digest.BLOCK_SIZE,
+                "files": [file.as_dict() for file in self.files],
+            }
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """The artifact's identity: sha256 of the canonical bytes, in hex."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @cached_property
+    def _by_path(self) -> dict[str, FileEntry]:
+        return {file.path: file for file in self.files}
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def entry(self, path: str) -> FileEntry:
+        """The entry of `path`; ST-A04 if the artifact has no such file."""
+        try:
+            return self._by_path[path]
+        except KeyError:
+            raise SecureTrainError(
+                "ST-A04",
+                f"the signed {self.kind} has no file {path!r}",
+                next_step="check that this is the right artifact",
+            ) from None
+
+    def has(self, path: str) -> bool:
+        return path in self._by_path
+
+    @staticmethod
+    def parse(data: bytes, *, where: str = MANIFEST) -> Manifest:
+        """Parse foreign bytes; ST-A02 unless they are exactly what `data` of an honest manifest would be."""
+        document = parse_json(data, what="the manifest", code="ST-A02")
+        try:
+            manifest = Manifest(_kind(document["kind"]), tuple(_entry(item) for item in document["files"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SecureTrainError("ST-A02", f"the manifest is malformed: {error}", where=where) from None
+        paths = [file.path for file in manifest.files]
+        clash = tree.collision(paths)
+        if clash:
+            raise SecureTrainError(
+                "ST-A02",
+                f"the manifest names {clash[0]!r} and {clash[1]!r}, which may be one file",
+                where=where,
+            )
+        if any(before.encode() >= after.encode() for before, after in itertools.pairwise(paths)):
+            raise SecureTrainError(
+                "ST-A02", "the manifest's files are not in order, or one stands twice", where=where
+            )
+        if manifest.data != data:  # also catches unknown keys, another schema and another block size
+            raise SecureTrainError(
+                "ST-A02",
+                "the manifest is not in its canonical form, or of another version",
+                where=where,
+                expected=SCHEMA,
+            )
+        return manifest
+
+
+def _kind(value: str) -> str:
+    if not _KIND.fullmatch(value):
+        raise ValueError(f"{value!r:.60} is no kind")
+    return value
+
+
+def _entry(item: dict[str, str | int | None]) -> FileEntry:
+    path, size, mode, sha256, blocks = (item[key] for key in ("path", "size", "mode", "sha256", "blocks"))
+    if (
+        not isinstance(path, str)
+        or not isinstance(sha256, str)
+        or not (blocks is None or isinstance(blocks, str))
+    ):
+        raise ValueError("a field has the wrong type")
+    problem = tree.path_problem(path)
+    if problem or path.split("/")[0].casefold() == tree.RESERVED:
+        raise ValueError(f"the name {path!r:.200} is not allowed ({problem or 'it is reserved'})")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_INTEGER:
+        raise ValueError(f"the size of {path!r:.200} is impossible")
+    if not isinstance(mode, str) or mode not in _MODES:
+        raise ValueError(f"the mode of {path!r:.200} is neither 0644 nor 0755")
+    if not _HEX.fullmatch(sha256) or (blocks is not None and not _HEX.fullmatch(blocks)):
+        raise ValueError(f"a digest of {path!r:.200} is not 64 lower-case hexadecimal digits")
+    return FileEntry(path, size, _MODES[mode], sha256, blocks)
+
+
+def build_manifest(
+    root: Path, kind: str, *, blocks: bool = True, progress: digest.Progress | None = None
+) -> Manifest:
+    """Hash every file under `root` and write `secure-train/manifest.json` and the block digests; returns the
+    manifest.
+
+    Signatures that stand there are removed: they cover another manifest. Each file is read once.
+    `blocks=False` leaves block digests out, for artifacts that are always hashed whole (environments). Raises
+    ST-U06 for a tree that cannot be an artifact, ST-U04 if `root` cannot be written.
+    """
+    _kind(kind)
+    for leftover in (_STAGING, _OLD):  # of a run that was killed
+        shutil.rmtree(root / leftover, ignore_errors=True)
+    files = _files_to_sign(root)
+    staging = root / _STAGING  # beside the final folder: on the same file system
+    try:
+        staging.mkdir(mode=0o755)
+    except OSError as error:
+        raise SecureTrainError(
+            "ST-U04", f"the folder cannot be written: {error.strerror}", where=str(root)
+        ) from None
+    try:
+        entries = _hash_all(root, staging, files, blocks, progress)
+        manifest = Manifest(kind, tuple(entries))
+        Manifest.parse(manifest.data)  # what we write, we must be able to read
+        write_durably(staging / "manifest.json", manifest.data)
+        _replace_folder(staging, root / tree.RESERVED)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return manifest
+
+
+def _files_to_sign(root: Path) -> list[tree.TreeFile]:
+    files = [file for file in tree.walk(root) if not file.path.startswith(f"{tree.RESERVED}/")]
+    if not files:
+        raise SecureTrainError(
+            "ST-U06", "the folder holds no files, so there is nothing to sign", where=str(root)
+        )
+    return files
+
+
+def _replace_folder(staging: Path, final: Path) -> None:
+    """Put `staging` in place of `final`. A kill in between leaves an unsigned artifact, never a half-signed
+    one.
+    """
+    old = final.with_name(_OLD)
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(old)
+    staging.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _hash_all(
+    root: Path, staging: Path, files: Sequence[tree.TreeFile], blocks: bool, progress: digest.Progress | None
+) -> list[FileEntry]:
+    lock = threading.Lock()
+
+    def report(count: int) -> None:
+        if progress:
+            with lock:
+                progress(count)
+
+    def one(file: tree.TreeFile) -> FileEntry:
+        descriptor = tree.open_file(root, file.path)
+        try:
+            size, sha256, leaves = digest.hash_descriptor(descriptor, blocks=blocks, progress=report)
+        finally:
+            os.close(descriptor)
+        entry = FileEntry(
+            file.path, size, file.mode, sha256, digest.block_root(size, leaves) if blocks else None
+        )
+        if entry.has_block_file:
+            table = staging / "blocks" / file.path
+            table.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(table, leaves)
+        return entry
+
+    # Largest first, so that no big file is left alone at the end.
+    order = sorted(range(len(files)), key=lambda index: -files[index].size)
+    with ThreadPoolExecutor(digest.threads()) as pool:
+        done = dict(zip(order, pool.map(lambda index: one(files[index]), order), strict=True))
+    return [done[index] for index in range(len(files))]
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write `path` so that it is either whole or absent after a crash: temporary name, fsync, rename, fsync
+    of the folder.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,321 @@
+"""Every error a user can meet: its code, its exit code and the text of `secure-train explain CODE`.
+
+Owns the catalogue and the one exception class. Promises that an error always carries a code, a subject, what
+was expected and found, and what to do next, so that one place (the CLI) can render it as text or as JSON.
+Standard library only: it is imported on both sides of the gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Exit codes, the same for every verb.
+DONE = 0
+BUG = 1
+USAGE = 2
+REFUSED_INTEGRITY = 3
+REFUSED_POLICY = 4
+UNDECIDED = 5
+UNSIGNED = 6
+
+
+@dataclass(frozen=True)
+class Code:
+    """One row of the catalogue: the exit code it leads to, a short title and the long explanation."""
+
+    exit_code: int
+    title: str
+    text: str
+
+
+CODES: dict[str, Code] = {
+    # --- usage and malformed input --------------------------------------------------------------------------
+    "ST-U01": Code(
+        USAGE,
+        "no such file",
+        "A path on the command line, or one that a request names, does not exist. Nothing was started.",
+    ),
+    "ST-U02": Code(
+        USAGE,
+        "malformed input",
+        "A file could not be parsed: it is not the JSON or TOML it should be, is larger or deeper than "
+        "allowed, repeats a key, or has a field of the wrong type. Foreign bytes are parsed strictly, "
+        "because a file that two programs read differently is a way past a check.",
+    ),
+    "ST-U03": Code(
+        USAGE,
+        "unknown name",
+        "An option, a key, a preset or a kind is not one of those that exist. The message names the "
+        "nearest one.",
+    ),
+    "ST-U04": Code(
+        USAGE,
+        "folder cannot be written",
+        "The folder for the results does not exist and cannot be made, or cannot be written by this user.",
+    ),
+    "ST-U05": Code(
+        USAGE,
+        "target exists",
+        "The output would replace something that is there already. Results are never overwritten: choose "
+        "another name, or remove the old folder yourself.",
+    ),
+    "ST-U06": Code(
+        USAGE,
+        "unsafe path or file",
+        "A folder holds something that an artifact may not: a link, a device, a name with control "
+        "characters, a backslash or `..`, two names that differ only by case, a set-uid bit, or a name "
+        "that is not valid NFC UTF-8. Such trees mean different things on different machines, so they are "
+        "neither signed nor accepted.",
+    ),
+    # --- artifacts: bytes against a manifest ----------------------------------------------------------------
+    "ST-A01": Code(
+        REFUSED_INTEGRITY,
+        "manifest differs",
+        "The manifest of an artifact is not the one whose digest was verified or planned. The artifact was "
+        "re-signed, replaced or edited in between.",
+    ),
+    "ST-A02": Code(
+        REFUSED_INTEGRITY,
+        "manifest malformed",
+        "The manifest is not canonical, or names something that no honest manifest names: a path that "
+        "leaves the folder, a duplicate, an impossible size, a wrong mode or digest length. It is refused "
+        "before anything it names is opened.",
+    ),
+    "ST-A03": Code(
+        REFUSED_INTEGRITY,
+        "file changed",
+        "A file's bytes differ from those that were signed. Restore the file from where it was published, "
+        "or, if the change was intended, sign the artifact again. `secure-train inspect PATH` shows what "
+        "was signed and by whom.",
+    ),
+    "ST-A04": Code(
+        REFUSED_INTEGRITY,
+        "file missing",
+        "A file that was signed is no longer there. A subset of an artifact is not the artifact.",
+    ),
+    "ST-A05": Code(
+        REFUSED_INTEGRITY,
+        "file not signed",
+        "The folder holds a file that no signature covers. Verification has no option to ignore files, "
+        "because an ignored file is where code hides. Move it away, or sign the artifact again.",
+    ),
+    "ST-A06": Code(
+        REFUSED_INTEGRITY,
+        "file size differs",
+        "A file is shorter or longer than when it was signed: truncated, or appended to.",
+    ),
+    "ST-A07": Code(
+        REFUSED_INTEGRITY,
+        "file mode differs",
+        "A file became executable, or stopped being so, since it was signed.",
+    ),
+    "ST-A08": Code(
+        REFUSED_INTEGRITY,
+        "block digests differ",
+        "The list of block digests of a file does not have the root that the manifest states, so no block "
+        "of the file can be checked.",
+    ),
+    "ST-A09": Code(
+        UNDECIDED,
+        "artifact is not signed",
+        "The folder has no manifest or no signature. Unsigned input is never used: sign it with "
+        "`secure-train sign`.",
+    ),
+    # --- signatures -----------------------------------------------------------------------------------------
+    "ST-S01": Code(
+        REFUSED_INTEGRITY,
+        "signature is not valid",
+        "The signature does not match the signed bytes under the key that it names.",
+    ),
+    "ST-S02": Code(
+        REFUSED_POLICY,
+        "signer is not trusted",
+        "The artifact is signed, and by somebody whom the policy does not allow to vouch for this kind of "
+        "artifact. The message names the key or identity that was found and those that are allowed.",
+    ),
+    "ST-S03": Code(
+        REFUSED_INTEGRITY,
+        "bundle malformed",
+        "A signature file is not a well-formed Sigstore bundle. Unknown versions and extra signatures are "
+        "refused, not guessed at.",
+    ),
+    "ST-S04": Code(
+        REFUSED_INTEGRITY,
+        "signature of something else",
+        "The signature is valid, and covers another artifact or another kind of statement than the one at "
+        "hand.",
+    ),
+    "ST-S05": Code(UNDECIDED, "no signature", "There is no signature to check."),
+    "ST-S06": Code(
+        USAGE,
+        "key cannot be used",
+        "A key file is missing, unreadable, encrypted without a passphrase, of an unsupported type, or "
+        "readable by other users.",
+    ),
+    # --- policy ---------------------------------------------------------------------------------------------
+    "ST-P01": Code(
+        REFUSED_POLICY,
+        "policy expired",
+        "The policy's expiry date has passed. An old policy may trust keys that were revoked since. Renew "
+        "it and sign it again.",
+    ),
+    "ST-P02": Code(
+        UNDECIDED,
+        "policy is not trusted",
+        "The policy is not signed by a key that this host trusts for policies, and no digest was given to "
+        "pin it. Without a trusted policy nothing can be decided.",
+    ),
+    "ST-P03": Code(
+        USAGE,
+        "policy malformed",
+        "The policy file cannot be read: a key is unknown, of the wrong type or missing. A policy that is "
+        "not understood whole is not applied in part.",
+    ),
+    "ST-P04": Code(
+        REFUSED_POLICY,
+        "kind not allowed",
+        "The artifact is of another kind than the run needs, or of a kind that the policy has no rule for.",
+    ),
+    "ST-P05": Code(
+        REFUSED_POLICY,
+        "format not allowed",
+        "An artifact holds a file whose content is not of an allowed format (safetensors, JSON, token "
+        "shards). Formats that can execute code when they are loaded, such as pickle, are never allowed, "
+        "whatever the file is called.",
+    ),
+    "ST-P06": Code(
+        REFUSED_POLICY,
+        "environment too weak",
+        "The training environment is an editable or shared one, and the policy asks for a sealed one.",
+    ),
+    # --- environment ----------------------------------------------------------------------------------------
+    "ST-E01": Code(
+        USAGE,
+        "lock malformed",
+        "A lock must pin every package with == and at least one sha256 hash. Anything else (a range, a "
+        "URL, an option) is refused with file and line.",
+    ),
+    "ST-E02": Code(
+        REFUSED_INTEGRITY,
+        "environment was built from another lock",
+        "The environment's packages are not those of the lock given. Build it again: `secure-train env "
+        "build`.",
+    ),
+    "ST-E03": Code(
+        REFUSED_INTEGRITY,
+        "installed file changed",
+        "A file of an installed package differs from the one in its hash-checked wheel. Treat the machine "
+        "as compromised until you know why; `secure-train env build` makes a clean environment.",
+    ),
+    "ST-E04": Code(
+        REFUSED_INTEGRITY,
+        "file that no package explains",
+        "The environment holds a file that came from no locked wheel. Python may run such a file at "
+        "start-up.",
+    ),
+    "ST-E05": Code(
+        UNDECIDED,
+        "no training environment",
+        "No training environment was found. Build one with `secure-train env build`, or name it with --env.",
+    ),
+    "ST-E06": Code(
+        USAGE,
+        "wrong Python",
+        "The interpreter is older than 3.11, or another one than the environment was built for.",
+    ),
+    "ST-E07": Code(
+        REFUSED_INTEGRITY,
+        "wheel differs from the lock",
+        "A wheel's bytes do not have a hash that the lock allows, or its own RECORD does not describe its "
+        "contents.",
+    ),
+    "ST-E08": Code(
+        UNDECIDED,
+        "package not obtainable",
+        "A locked package could not be had from the configured index or the given wheelhouse.",
+    ),
+    # --- runs -----------------------------------------------------------------------------------------------
+    "ST-R01": Code(
+        REFUSED_INTEGRITY,
+        "plan differs",
+        "The plan that the trainer was given is not the one that the gate decided on.",
+    ),
+    "ST-R02": Code(USAGE, "nothing to resume", "The run has no signed checkpoint to go on from."),
+    "ST-R03": Code(
+        REFUSED_INTEGRITY,
+        "chain broken",
+        "A checkpoint, or the statement about it, was removed, reordered, exchanged or rolled back since "
+        "the run wrote it.",
+    ),
+    "ST-R04": Code(
+        UNSIGNED,
+        "trained, but not signed",
+        "Training went on to its end, and signing or attesting its result failed. The checkpoints are "
+        "complete; sign them with `secure-train sign`.",
+    ),
+    "ST-R05": Code(USAGE, "run is in use", "Another secure-train process works on this run folder."),
+    "ST-R06": Code(
+        REFUSED_INTEGRITY,
+        "run differs from its statements",
+        "The plan, decision or result in a run folder is not the one that its signed statements describe.",
+    ),
+    # --- bugs -----------------------------------------------------------------------------------------------
+    "ST-B01": Code(
+        BUG, "internal error", "This is a fault of secure-train. The traceback above belongs in a bug report."
+    ),
+}
+
+
+class SecureTrainError(Exception):
+    """A refusal or a usage error, with everything that a person or a program needs to act on it.
+
+    `code` is a key of `CODES` and decides the exit code; `what` is one sentence; `where` names the file, key
+    or line; `expected` and `found` are short texts (digests, names, counts); `next_step` is a command or an
+    action.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        where: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        next_step: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.found = found
+        self.next_step = next_step
+
+    @property
+    def exit_code(self) -> int:
+        return CODES[self.code].exit_code
+
+    def as_dict(self) -> dict[str, str | int | None]:
+        return {
+            "code": self.code,
+            "title": CODES[self.code].title,
+            "what": self.what,
+            "where": self.where,
+            "expected": self.expected,
+            "found": self.found,
+            "next_step": self.next_step,
+            "exit_code": self.exit_code,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}]: {self.what}"]
+        for label, value in (
+            ("where", self.where),
+            ("expected", self.expected),
+            ("found", self.found),
+            ("next", self.next_step),
+        ):
+            if value is not None:
+                lines.append(f"  {label}: {value}")
+        return "\n".join(lines)
