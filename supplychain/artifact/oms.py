@@ -1,0 +1,114 @@
+"""The OpenSSF Model Signing (OMS) v1.0 payload of an artifact: the in-toto statement that a signature covers.
+
+It lists every file of the artifact, with our manifest and the block digests among them, so that one signature
+serves two readers: tools that know OMS check all files by sha256, and ours takes the manifest from it, which
+adds identity, sizes, modes and block roots. Only the folder of the signatures themselves is left out.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from supplychain.artifact import digest, tree
+from supplychain.artifact.canonical import canonical_json
+from supplychain.artifact.manifest import BLOCKS, MANIFEST, SIGNATURES, Manifest
+from supplychain.errors import SecureTrainError
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+_SERIALIZATION = {
+    "method": "files",
+    "hash_type": "sha256",
+    "allow_symlinks": False,
+    "ignore_paths": [SIGNATURES],
+}
+
+
+def payload(root: Path, name: str, manifest: Manifest) -> bytes:
+    """The canonical statement over `root`, whose manifest has just been built. `name` is for people: identity
+    is the manifest's digest.
+    """
+    digests = {file.path: file.sha256 for file in manifest.files}
+    digests[MANIFEST] = manifest.digest
+    for file in manifest.files:
+        if file.has_block_file:
+            digests[f"{BLOCKS}/{file.path}"] = _sha256_of(root, f"{BLOCKS}/{file.path}")
+    resources = [{"name": path, "algorithm": "sha256", "digest": digests[path]} for path in sorted(digests)]
+    return canonical_json(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"name": name, "digest": {"sha256": _subject_digest(resources)}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {"serialization": _SERIALIZATION, "resources": resources},
+        }
+    )
+
+
+def check(statement: dict[str, Any], manifest: Manifest, *, where: str) -> None:
+    """ST-S04 unless the OMS statement covers exactly `manifest` and the files that it names."""
+
+    def refuse(what: str, expected: str | None = None, found: str | None = None) -> SecureTrainError:
+        return SecureTrainError(
+            "ST-S04",
+            what,
+            where=where,
+            expected=expected,
+            found=found,
+            next_step="restore the artifact and its signature together",
+        )
+
+    try:
+        predicate = statement["predicate"]
+        resources = predicate["resources"]
+        signed = {item["name"]: item["digest"] for item in resources}
+        subject = statement["subject"][0]["digest"]["sha256"]
+        plain = all(
+            set(item) == {"name", "algorithm", "digest"} and item["algorithm"] == "sha256"
+            for item in resources
+        )
+        expected_subject = _subject_digest(resources)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        raise refuse("the signature's list of files is malformed") from None
+    if (
+        predicate["serialization"] != _SERIALIZATION
+        or set(predicate) != {"serialization", "resources"}
+        or not plain
+    ):
+        raise refuse(
+            "the signature lists its files in a way that is not accepted",
+            str(_SERIALIZATION),
+            str(predicate.get("serialization"))[:300],
+        )
+    if len(signed) != len(resources) or subject != expected_subject or len(statement["subject"]) != 1:
+        raise refuse("the signature's list of files contradicts itself")
+    if signed.get(MANIFEST) != manifest.digest:
+        raise refuse(
+            "the signature covers another manifest",
+            f"sha256:{signed.get(MANIFEST)}",
+            f"sha256:{manifest.digest}",
+        )
+    ours = {file.path: file.sha256 for file in manifest.files}
+    sidecars = {f"{BLOCKS}/{file.path}" for file in manifest.files if file.has_block_file} | {MANIFEST}
+    listed = {name: value for name, value in signed.items() if name not in sidecars}
+    if listed != ours or not sidecars <= set(signed):
+        name = next(iter(sorted(set(listed.items()) ^ set(ours.items()))), ("block digests", ""))[0]
+        raise refuse(f"the signature and the manifest disagree about {name}")
+
+
+def _subject_digest(resources: list[dict[str, str]]) -> str:
+    """OMS: sha256 over the raw digests in the order of the names. It does not bind the names, so it is
+    nobody's identity.
+    """
+    return hashlib.sha256(b"".join(bytes.fromhex(item["digest"]) for item in resources)).hexdigest()
+
+
+def _sha256_of(root: Path, path: str) -> str:
+    descriptor = tree.open_file(root, path)
+    try:
+        return digest.hash_descriptor(descriptor, blocks=False)[1]
+    finally:
+        os.close(descriptor)
