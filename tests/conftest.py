@@ -1,4 +1,4 @@
-"""What every test may rely on: a home of its own, no network configuration that leaks in, no bytecode left in the tree."""
+"""What every test may rely on: a home of its own, and no bytecode left in the tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Child processes that tests start would otherwise write __pycache__ next to the sources and into built environments.
+# Child processes would otherwise write __pycache__ beside the sources and into the environments that tests build.
 sys.dont_write_bytecode = True
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
