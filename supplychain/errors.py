@@ -67,6 +67,11 @@ CODES: dict[str, Code] = {
         "that is not valid NFC UTF-8. Such trees mean different things on different machines, so they are "
         "neither signed nor accepted.",
     ),
+    "ST-U07": Code(
+        USAGE,
+        "configuration refused",
+        "The trainer does not accept the configuration. Its own message says which setting and why.",
+    ),
     # --- artifacts: bytes against a manifest ----------------------------------------------------------------
     "ST-A01": Code(
         REFUSED_INTEGRITY,
@@ -120,6 +125,13 @@ CODES: dict[str, Code] = {
         "artifact is not signed",
         "The folder has no manifest or no signature. Unsigned input is never used: sign it with "
         "`secure-train sign`.",
+    ),
+    "ST-A10": Code(
+        UNDECIDED,
+        "file cannot be read",
+        "The operating system answered with an error instead of a file's bytes: no permission, a failing "
+        "disk, a stale network mount. Nothing can be said about such a file, so it is refused. It is not "
+        "evidence of tampering; mend the storage or the permissions and try again.",
     ),
     # --- signatures -----------------------------------------------------------------------------------------
     "ST-S01": Code(
@@ -188,6 +200,12 @@ CODES: dict[str, Code] = {
         "environment too weak",
         "The training environment is an editable or shared one, and the policy asks for a sealed one.",
     ),
+    "ST-P07": Code(
+        REFUSED_POLICY,
+        "reads not allowed",
+        "The run asks to read data with weaker checks than the policy allows. `always` checks each block "
+        "whenever it is read.",
+    ),
     # --- environment ----------------------------------------------------------------------------------------
     "ST-E01": Code(
         USAGE,
@@ -234,6 +252,18 @@ CODES: dict[str, Code] = {
         "package not obtainable",
         "A locked package could not be had from the configured index or the given wheelhouse.",
     ),
+    "ST-E09": Code(
+        REFUSED_INTEGRITY,
+        "interpreter changed",
+        "The Python under the environment, its shared library or its standard library is not the one that the environment was built on. After an "
+        "update of the system's Python build the environment again; without one, find out who changed it.",
+    ),
+    "ST-E10": Code(
+        REFUSED_INTEGRITY,
+        "environment reads from outside",
+        "The environment also imports packages from outside itself (the system's site packages), so what is installed there runs as well. Build a "
+        "closed one: `secure-train env build`.",
+    ),
     # --- runs -----------------------------------------------------------------------------------------------
     "ST-R01": Code(
         REFUSED_INTEGRITY,
@@ -259,6 +289,13 @@ CODES: dict[str, Code] = {
         "run differs from its statements",
         "The plan, decision or result in a run folder is not the one that its signed statements describe.",
     ),
+    "ST-R07": Code(
+        BUG,
+        "trainer ended unexpectedly",
+        "The training process ended without an outcome and without a report: it was killed (often for want"
+        " of memory), or failed in a way it could not describe. The exit code is its own. The ranks' logs "
+        "are in the run folder.",
+    ),
     # --- bugs -----------------------------------------------------------------------------------------------
     "ST-B01": Code(
         BUG, "internal error", "This is a fault of secure-train. The traceback above belongs in a bug report."
@@ -266,12 +303,21 @@ CODES: dict[str, Code] = {
 }
 
 
+def _printable(text: str) -> str:
+    """Foreign text (a file's name, a field of a bundle) in one line: it neither steers the terminal nor
+    forges a line of the message.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 class SecureTrainError(Exception):
     """A refusal or a usage error, with everything that a person or a program needs to act on it.
 
     `code` is a key of `CODES` and decides the exit code; `what` is one sentence; `where` names the file, key
     or line; `expected` and `found` are short texts (digests, names, counts); `next_step` is a command or an
-    action.
+    action. Each is one line: characters that do not print are escaped.
     """
 
     def __init__(
@@ -284,13 +330,13 @@ class SecureTrainError(Exception):
         found: str | None = None,
         next_step: str | None = None,
     ) -> None:
-        super().__init__(what)
+        super().__init__(_printable(what))
         self.code = code
-        self.what = what
-        self.where = where
-        self.expected = expected
-        self.found = found
-        self.next_step = next_step
+        self.what = _printable(what)
+        self.where = where and _printable(where)
+        self.expected = expected and _printable(expected)
+        self.found = found and _printable(found)
+        self.next_step = next_step and _printable(next_step)
 
     @property
     def exit_code(self) -> int:

@@ -7,17 +7,17 @@ hashed as they are read. There is no way to ignore a file. Standard library only
 
 from __future__ import annotations
 
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 from supplychain.artifact import digest, tree
+from supplychain.artifact.digest import BLOCK_SIZE, CHUNK, Progress
 from supplychain.artifact.manifest import BLOCKS, MANIFEST, SIGNATURES, FileEntry, Manifest
-from supplychain.artifact.reads import VerifiedFile, _changed, _wrong_size, missing
+from supplychain.artifact.reads import VerifiedFile, changed, missing, missing_blocks, wrong_size
 from supplychain.errors import SecureTrainError
 
 BUNDLE_SUFFIX = ".sigstore.json"
+BIG_FILE = 32 << 20  # bytes; below it, files are hashed side by side, one thread each
 
 
 def differences(
@@ -26,46 +26,52 @@ def differences(
     """All differences between the folder and the manifest, sorted by path; empty if there is none. Hashes on
     all cores.
     """
-    try:
-        present = {file.path: file for file in tree.walk(root)}
-    except SecureTrainError as error:
-        if error.code != "ST-U06":
-            raise
-        # Something that no artifact may hold was not there when it was signed.
-        return [
-            SecureTrainError(
-                "ST-A05",
-                error.what,
-                where=error.where,
-                expected="the signed files only",
-                found="a file that cannot be signed",
-                next_step="remove it",
-            )
-        ]
-    found = _unexpected(root, manifest, present)
+    files, problems = tree.survey(root)
+    present = {file.path: file for file in files}
+    found = [_not_signable(problem) for problem in problems]
+    found.extend(_unexpected(root, manifest, present))
     to_hash: list[FileEntry] = []
     for entry in manifest.files:
         file = present.get(entry.path)
+        if entry.has_block_file and f"{BLOCKS}/{entry.path}" not in present:
+            found.append(missing_blocks(root, entry))
         if file is None:
             found.append(missing(root, entry))
         elif file.size != entry.size:
-            found.append(_wrong_size(root, entry, file.size))
+            found.append(wrong_size(root, entry, file.size))
         else:
             if file.mode != entry.mode:
-                found.append(
-                    SecureTrainError(
-                        "ST-A07",
-                        "a file's mode changed since it was signed",
-                        where=str(root / entry.path),
-                        expected=f"{entry.mode:04o}",
-                        found=f"{file.mode:04o}",
-                        next_step=f"chmod {entry.mode:04o} {root / entry.path}",
-                    )
-                )
+                found.append(_wrong_mode(root, entry, file.mode))
             to_hash.append(entry)
     if hash_files:
         found.extend(_hash_all(root, to_hash, progress))
-    return sorted(found, key=lambda error: error.where or "")
+    unique = {(error.code, error.where): error for error in found}
+    return sorted(unique.values(), key=lambda error: (error.where or "", error.code))
+
+
+def _not_signable(problem: SecureTrainError) -> SecureTrainError:
+    """Something that no artifact may hold was not there when it was signed."""
+    if problem.code != "ST-U06":
+        return problem
+    return SecureTrainError(
+        "ST-A05",
+        problem.what,
+        where=problem.where,
+        expected="the signed files only",
+        found="something that cannot be signed",
+        next_step="remove it, or restore the artifact from where it was published",
+    )
+
+
+def _wrong_mode(root: Path, entry: FileEntry, mode: int) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-A07",
+        "a file's mode changed since it was signed",
+        where=str(root / entry.path),
+        expected=f"{entry.mode:04o}",
+        found=f"{mode:04o}",
+        next_step=f"chmod {entry.mode:04o} {root / entry.path}",
+    )
 
 
 def _unexpected(root: Path, manifest: Manifest, present: dict[str, tree.TreeFile]) -> list[SecureTrainError]:
@@ -96,44 +102,58 @@ def _is_bundle(path: str) -> bool:
     return folder == SIGNATURES and name.endswith(BUNDLE_SUFFIX)
 
 
-def _hash_all(
-    root: Path, entries: list[FileEntry], progress: digest.Progress | None
+def _hash_all(root: Path, entries: list[FileEntry], progress: Progress | None) -> list[SecureTrainError]:
+    """Small files side by side; big ones one after another, each by all cores on its blocks."""
+    big = [entry for entry in entries if entry.has_block_file and entry.size >= BIG_FILE]
+    small = [entry for entry in entries if not entry.has_block_file or entry.size < BIG_FILE]
+    small.sort(key=lambda entry: -entry.size)
+
+    def whole(entry: FileEntry, report: Progress) -> list[SecureTrainError]:
+        return _check(root, entry, lambda file: _read(file, 0, entry.size, report), report)
+
+    def in_stripes(file: VerifiedFile) -> None:
+        width = -(-file.size // digest.threads() // BLOCK_SIZE) * BLOCK_SIZE
+        starts = range(0, file.size, width)
+        digest.on_all_cores(
+            lambda start, report: _read(file, start, min(start + width, file.size), report), starts, progress
+        )
+
+    found = [error for errors in digest.on_all_cores(whole, small, progress) for error in errors]
+    for entry in big:
+        found.extend(_check(root, entry, in_stripes, progress or (lambda count: None)))
+    return found
+
+
+def _check(
+    root: Path, entry: FileEntry, read: Callable[[VerifiedFile], None], report: Progress
 ) -> list[SecureTrainError]:
-    lock = threading.Lock()
-
-    def report(count: int) -> None:
-        if progress:
-            with lock:
-                progress(count)
-
-    def one(entry: FileEntry) -> SecureTrainError | None:
-        try:
-            descriptor = tree.open_file(root, entry.path)
-        except FileNotFoundError:
-            return missing(root, entry)
-        except SecureTrainError as error:
-            return error
-        try:
-            size, sha256, _ = digest.hash_descriptor(descriptor, blocks=False, progress=report)
-        finally:
-            os.close(descriptor)
-        if size != entry.size:
-            return _wrong_size(root, entry, size)
-        if sha256 != entry.sha256:
-            return _changed(root, entry, f"sha256:{entry.sha256}", f"sha256:{sha256}")
-        return _check_blocks(root, entry)
-
-    with ThreadPoolExecutor(digest.threads()) as pool:
-        return [error for error in pool.map(one, sorted(entries, key=lambda entry: -entry.size)) if error]
-
-
-def _check_blocks(root: Path, entry: FileEntry) -> SecureTrainError | None:
-    """The stored block digests must have the signed root, else later reads of an intact file would fail."""
-    if not entry.has_block_file:
-        return None
+    """Hash one file: by its blocks if they are stored, so that later reads of them are known to succeed."""
+    errors: list[SecureTrainError] = []
     try:
-        with VerifiedFile(root, entry) as file:
-            file.leaves(0, 1)
+        if entry.has_block_file:
+            with VerifiedFile(root, entry) as file:
+                try:
+                    file.leaves(0, 1)
+                except SecureTrainError as error:
+                    errors.append(error)  # the block digests are damaged; is the file, too?
+                else:
+                    read(file)
+                    return errors
+        with tree.reading(root, entry.path) as descriptor:
+            size, sha256, _ = digest.hash_descriptor(descriptor, blocks=False, progress=report)
+        if size != entry.size:
+            errors.append(wrong_size(root, entry, size))
+        elif sha256 != entry.sha256:
+            errors.append(changed(root, entry, f"sha256:{entry.sha256}", f"sha256:{sha256}"))
+    except FileNotFoundError:
+        errors.append(missing(root, entry))
     except SecureTrainError as error:
-        return error
-    return None
+        errors.append(error)
+    return errors
+
+
+def _read(file: VerifiedFile, start: int, end: int, report: Progress) -> None:
+    for offset in range(start, end, CHUNK):
+        length = min(CHUNK, end - offset)
+        file.read(offset, length)
+        report(length)

@@ -14,9 +14,7 @@ import itertools
 import os
 import re
 import shutil
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,7 +112,7 @@ class Manifest:
     @staticmethod
     def parse(data: bytes, *, where: str = MANIFEST) -> Manifest:
         """Parse foreign bytes; ST-A02 unless they are exactly what `data` of an honest manifest would be."""
-        document = parse_json(data, what="the manifest", code="ST-A02")
+        document = parse_json(data, what="the manifest", where=where, code="ST-A02")
         try:
             manifest = Manifest(_kind(document["kind"]), tuple(_entry(item) for item in document["files"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -178,29 +176,44 @@ def build_manifest(
     ST-U06 for a tree that cannot be an artifact, ST-U04 if `root` cannot be written.
     """
     _kind(kind)
-    for leftover in (_STAGING, _OLD):  # of a run that was killed
-        shutil.rmtree(root / leftover, ignore_errors=True)
-    files = _files_to_sign(root)
     staging = root / _STAGING  # beside the final folder: on the same file system
+    files = _files_to_sign(root)
     try:
+        for leftover in (staging, root / _OLD):  # of a run that was killed
+            _remove(leftover)
         staging.mkdir(mode=0o755)
-    except OSError as error:
+        try:
+            manifest = Manifest(kind, tuple(_hash_all(root, staging, files, blocks, progress)))
+            Manifest.parse(manifest.data)  # what we write, we must be able to read
+            _write(staging / "manifest.json", manifest.data)
+            for folder, _, _ in os.walk(staging, topdown=False):
+                sync_folder(Path(folder))
+            _replace_folder(staging, root / tree.RESERVED)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:  # of writing: those of reading are ST-A10 already
         raise SecureTrainError(
-            "ST-U04", f"the folder cannot be written: {error.strerror}", where=str(root)
+            "ST-U04", f"the folder cannot be written: {error.strerror}", where=str(error.filename or root)
         ) from None
-    try:
-        entries = _hash_all(root, staging, files, blocks, progress)
-        manifest = Manifest(kind, tuple(entries))
-        Manifest.parse(manifest.data)  # what we write, we must be able to read
-        write_durably(staging / "manifest.json", manifest.data)
-        _replace_folder(staging, root / tree.RESERVED)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return manifest
 
 
+def _remove(path: Path) -> None:
+    """Whatever stands at `path`. A link is removed, not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _files_to_sign(root: Path) -> list[tree.TreeFile]:
-    files = [file for file in tree.walk(root) if not file.path.startswith(f"{tree.RESERVED}/")]
+    # An earlier manifest and what a killed run left are replaced, whatever state they are in.
+    files = tree.walk(root, without=(tree.RESERVED, _STAGING, _OLD))
+    for file in files:
+        if file.path.split("/")[0].casefold() == tree.RESERVED:
+            raise SecureTrainError(
+                "ST-U06", f"the name {tree.RESERVED!r} is reserved", where=str(root / file.path)
+            )
     if not files:
         raise SecureTrainError(
             "ST-U06", "the folder holds no files, so there is nothing to sign", where=str(root)
@@ -217,39 +230,44 @@ def _replace_folder(staging: Path, final: Path) -> None:
         final.rename(old)
     staging.rename(final)
     sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def _hash_all(
     root: Path, staging: Path, files: Sequence[tree.TreeFile], blocks: bool, progress: digest.Progress | None
 ) -> list[FileEntry]:
-    lock = threading.Lock()
-
-    def report(count: int) -> None:
-        if progress:
-            with lock:
-                progress(count)
-
-    def one(file: tree.TreeFile) -> FileEntry:
-        descriptor = tree.open_file(root, file.path)
+    def one(file: tree.TreeFile, report: digest.Progress) -> FileEntry:
         try:
-            size, sha256, leaves = digest.hash_descriptor(descriptor, blocks=blocks, progress=report)
-        finally:
-            os.close(descriptor)
+            with tree.reading(root, file.path) as descriptor:
+                size, sha256, leaves = digest.hash_descriptor(descriptor, blocks=blocks, progress=report)
+        except FileNotFoundError:
+            raise SecureTrainError(
+                "ST-A04",
+                "a file vanished while the folder was hashed",
+                where=str(root / file.path),
+                next_step="let nothing write to the folder, then sign again",
+            ) from None
         entry = FileEntry(
             file.path, size, file.mode, sha256, digest.block_root(size, leaves) if blocks else None
         )
         if entry.has_block_file:
             table = staging / "blocks" / file.path
             table.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(table, leaves)
+            _write(table, leaves)
         return entry
 
     # Largest first, so that no big file is left alone at the end.
-    order = sorted(range(len(files)), key=lambda index: -files[index].size)
-    with ThreadPoolExecutor(digest.threads()) as pool:
-        done = dict(zip(order, pool.map(lambda index: one(files[index]), order), strict=True))
-    return [done[index] for index in range(len(files))]
+    largest_first = sorted(files, key=lambda file: -file.size)
+    entries = digest.on_all_cores(one, largest_first, progress)
+    return sorted(entries, key=lambda entry: entry.path.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file, down to the disk. It is never written through a link that somebody put there."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -257,10 +275,8 @@ def write_durably(path: Path, data: bytes) -> None:
     of the folder.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.unlink(missing_ok=True)
+    _write(temporary, data)
     os.replace(temporary, path)
     sync_folder(path.parent)
 

@@ -9,7 +9,6 @@ Standard library only.
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -48,55 +47,68 @@ def payload(root: Path, name: str, manifest: Manifest) -> bytes:
     )
 
 
-def check(statement: dict[str, Any], manifest: Manifest, *, where: str) -> None:
-    """ST-S04 unless the OMS statement covers exactly `manifest` and the files that it names."""
-
-    def refuse(what: str, expected: str | None = None, found: str | None = None) -> SecureTrainError:
-        return SecureTrainError(
-            "ST-S04",
-            what,
-            where=where,
-            expected=expected,
-            found=found,
-            next_step="restore the artifact and its signature together",
-        )
-
+def signed_files(statement: dict[str, Any], *, where: str) -> dict[str, str]:
+    """The files that an OMS statement covers: sha256 (hex) by path. ST-S04 unless it lists them in the one
+    way that is accepted and its subject agrees with the list.
+    """
     try:
-        predicate = statement["predicate"]
+        predicate, subjects = statement["predicate"], statement["subject"]
         resources = predicate["resources"]
         signed = {item["name"]: item["digest"] for item in resources}
-        subject = statement["subject"][0]["digest"]["sha256"]
-        plain = all(
-            set(item) == {"name", "algorithm", "digest"} and item["algorithm"] == "sha256"
-            for item in resources
+        if predicate.get("serialization") != _SERIALIZATION or set(predicate) != {
+            "serialization",
+            "resources",
+        }:
+            raise _refuse(
+                "the signature lists its files in a way that is not accepted",
+                where,
+                str(_SERIALIZATION),
+                str(predicate.get("serialization"))[:300],
+            )
+        consistent = (
+            all(set(item) == {"name", "algorithm", "digest"} for item in resources)
+            and all(item["algorithm"] == "sha256" for item in resources)
+            and len(signed) == len(resources)
+            and len(subjects) == 1
+            and subjects[0]["digest"] == {"sha256": _subject_digest(resources)}
         )
-        expected_subject = _subject_digest(resources)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise refuse("the signature's list of files is malformed") from None
-    if (
-        predicate["serialization"] != _SERIALIZATION
-        or set(predicate) != {"serialization", "resources"}
-        or not plain
-    ):
-        raise refuse(
-            "the signature lists its files in a way that is not accepted",
-            str(_SERIALIZATION),
-            str(predicate.get("serialization"))[:300],
-        )
-    if len(signed) != len(resources) or subject != expected_subject or len(statement["subject"]) != 1:
-        raise refuse("the signature's list of files contradicts itself")
-    if signed.get(MANIFEST) != manifest.digest:
-        raise refuse(
+        raise _refuse("the signature's list of files is malformed", where) from None
+    if not consistent:
+        raise _refuse("the signature's list of files contradicts itself", where)
+    return signed
+
+
+def check_manifest_digest(signed: dict[str, str], found: str, *, where: str) -> None:
+    """ST-S04 unless the signed files have the manifest whose sha256 is `found`: asked before it is parsed."""
+    if signed.get(MANIFEST) != found:
+        raise _refuse(
             "the signature covers another manifest",
+            where,
             f"sha256:{signed.get(MANIFEST)}",
-            f"sha256:{manifest.digest}",
+            f"sha256:{found}",
         )
+
+
+def check_files(signed: dict[str, str], manifest: Manifest, *, where: str) -> None:
+    """ST-S04 unless the signed files are exactly those of the manifest, it and the block digests."""
     ours = {file.path: file.sha256 for file in manifest.files}
     sidecars = {f"{BLOCKS}/{file.path}" for file in manifest.files if file.has_block_file} | {MANIFEST}
     listed = {name: value for name, value in signed.items() if name not in sidecars}
     if listed != ours or not sidecars <= set(signed):
         name = next(iter(sorted(set(listed.items()) ^ set(ours.items()))), ("block digests", ""))[0]
-        raise refuse(f"the signature and the manifest disagree about {name}")
+        raise _refuse(f"the signature and the manifest disagree about {name}", where)
+
+
+def _refuse(what: str, where: str, expected: str | None = None, found: str | None = None) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-S04",
+        what,
+        where=where,
+        expected=expected,
+        found=found,
+        next_step="restore the artifact and its signature together",
+    )
 
 
 def _subject_digest(resources: list[dict[str, str]]) -> str:
@@ -107,8 +119,13 @@ def _subject_digest(resources: list[dict[str, str]]) -> str:
 
 
 def _sha256_of(root: Path, path: str) -> str:
-    descriptor = tree.open_file(root, path)
     try:
-        return digest.hash_descriptor(descriptor, blocks=False)[1]
-    finally:
-        os.close(descriptor)
+        with tree.reading(root, path) as descriptor:
+            return digest.hash_descriptor(descriptor, blocks=False)[1]
+    except FileNotFoundError:
+        raise SecureTrainError(
+            "ST-A04",
+            "the block digests of a file are missing",
+            where=str(root / path),
+            next_step=f"secure-train sign {root}",
+        ) from None

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Literal
 
 from supplychain.artifact import digest, tree
+from supplychain.artifact.canonical import MAX_DOCUMENT
 from supplychain.artifact.digest import BLOCK_SIZE, LEAF_SIZE
 from supplychain.artifact.manifest import BLOCKS, MANIFEST, FileEntry, Manifest
 from supplychain.errors import SecureTrainError
@@ -27,15 +28,11 @@ SMALL_FILE = 64 << 20  # bytes that `read_bytes` takes into memory unless told o
 def read_manifest(root: Path) -> bytes:
     """The stored manifest's bytes, read once; ST-A09 if the folder has none."""
     try:
-        descriptor = tree.open_file(root, MANIFEST)
+        return tree.read_file(root, MANIFEST, limit=MAX_DOCUMENT, code="ST-A02")
     except FileNotFoundError:
         raise SecureTrainError(
             "ST-A09", "the folder has no manifest", where=str(root), next_step=f"secure-train sign {root}"
         ) from None
-    try:
-        return digest.read_exactly(descriptor, 0, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
 
 
 class VerifiedArtifact:
@@ -76,11 +73,13 @@ class VerifiedArtifact:
         descriptor = _open(self.root, entry)
         try:
             data = digest.read_exactly(descriptor, 0, entry.size)
+        except OSError as error:
+            raise tree.unreadable(self.root, path, error) from None
         finally:
             os.close(descriptor)
         found = hashlib.sha256(data).hexdigest()
         if found != entry.sha256:
-            raise _changed(self.root, entry, f"sha256:{entry.sha256}", f"sha256:{found}")
+            raise changed(self.root, entry, f"sha256:{entry.sha256}", f"sha256:{found}")
         return data
 
 
@@ -145,7 +144,7 @@ class VerifiedFile:
             expected = table[index * LEAF_SIZE : (index + 1) * LEAF_SIZE]
             found = digest.leaf(block)
             if found != expected:
-                raise _changed(
+                raise changed(
                     self._root,
                     self._entry,
                     f"block digest {expected.hex()}",
@@ -167,9 +166,14 @@ class VerifiedFile:
         ]
 
     def _pread(self, offset: int, length: int) -> bytes:
-        data = digest.read_exactly(self._descriptor, offset, length)
+        if self._descriptor < 0:
+            raise ValueError(f"{self.path} is closed")
+        try:
+            data = digest.read_exactly(self._descriptor, offset, length)
+        except OSError as error:
+            raise tree.unreadable(self._root, self.path, error) from None
         if len(data) != length:
-            raise _wrong_size(self._root, self._entry, offset + len(data))
+            raise wrong_size(self._root, self._entry, offset + len(data))
         return data
 
     def _leaves(self) -> bytes:
@@ -185,7 +189,7 @@ class VerifiedFile:
             # One block: its digest alone makes the root, so the file vouches for itself against the manifest.
             leaves = digest.leaves_of(self._pread(0, entry.size))
             if digest.block_root(entry.size, leaves) != entry.blocks:
-                raise _changed(
+                raise changed(
                     self._root,
                     entry,
                     f"block root {entry.blocks}",
@@ -193,19 +197,11 @@ class VerifiedFile:
                 )
             return leaves
         name = f"{BLOCKS}/{entry.path}"
+        size = -(-entry.size // BLOCK_SIZE) * LEAF_SIZE
         try:
-            descriptor = tree.open_file(self._root, name)
+            leaves = tree.read_file(self._root, name, limit=size, code="ST-A08")
         except FileNotFoundError:
-            raise SecureTrainError(
-                "ST-A04",
-                "the block digests of a file are missing",
-                where=str(self._root / name),
-                next_step=f"restore the folder {BLOCKS}",
-            ) from None
-        try:
-            leaves = digest.read_exactly(descriptor, 0, -(-entry.size // BLOCK_SIZE) * LEAF_SIZE)
-        finally:
-            os.close(descriptor)
+            raise missing_blocks(self._root, entry) from None
         found = digest.block_root(entry.size, leaves)
         if found != entry.blocks:
             raise SecureTrainError(
@@ -214,7 +210,7 @@ class VerifiedFile:
                 where=str(self._root / name),
                 expected=f"root {entry.blocks}",
                 found=f"root {found}",
-                next_step="restore the artifact from where it was published",
+                next_step=_RESTORE,
             )
         return leaves
 
@@ -227,8 +223,17 @@ def _open(root: Path, entry: FileEntry) -> int:
     size = os.fstat(descriptor).st_size
     if size != entry.size:
         os.close(descriptor)
-        raise _wrong_size(root, entry, size)
+        raise wrong_size(root, entry, size)
     return descriptor
+
+
+def missing_blocks(root: Path, entry: FileEntry) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-A04",
+        "the block digests of a file are missing",
+        where=str(root / BLOCKS / entry.path),
+        next_step=_RESTORE,
+    )
 
 
 def missing(root: Path, entry: FileEntry) -> SecureTrainError:
@@ -242,7 +247,7 @@ def missing(root: Path, entry: FileEntry) -> SecureTrainError:
     )
 
 
-def _wrong_size(root: Path, entry: FileEntry, size: int) -> SecureTrainError:
+def wrong_size(root: Path, entry: FileEntry, size: int) -> SecureTrainError:
     what = "a signed file was truncated" if size < entry.size else "a signed file grew"
     return SecureTrainError(
         "ST-A06",
@@ -254,7 +259,7 @@ def _wrong_size(root: Path, entry: FileEntry, size: int) -> SecureTrainError:
     )
 
 
-def _changed(root: Path, entry: FileEntry, expected: str, found: str, place: str = "") -> SecureTrainError:
+def changed(root: Path, entry: FileEntry, expected: str, found: str, place: str = "") -> SecureTrainError:
     return SecureTrainError(
         "ST-A03",
         "a file changed since it was signed",

@@ -1,25 +1,29 @@
 """Walking a folder safely: what an artifact may contain, and how its files are opened.
 
-Owns the rules for names and file types. Every folder and file is opened relative to its parent's descriptor
-without following links, so that nothing outside the root can be read, whatever is swapped meanwhile. Standard
-library only.
+Owns the rules for names and file types, and what an error of the operating system means. Every folder and
+file is opened relative to its parent's descriptor without following links, so that nothing outside the root
+can be read, whatever is swapped meanwhile. Standard library only.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from supplychain.artifact.digest import read_exactly
 from supplychain.errors import SecureTrainError
 
 RESERVED = "secure-train"  # holds the manifest, the block digests and the signatures
 MAX_PART = 255  # bytes of one name: what common file systems take
-MAX_PATH = 4096
+MAX_PATH = 2048  # bytes; with any sane folder before it, it stays below what the system takes
+MAX_DEPTH = 64  # parts; each is an open descriptor while a tree is walked
+_UNSEEN = ("Cc", "Cf", "Zl", "Zp")  # Unicode categories: control, format, line and paragraph separators
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,12 @@ def path_problem(path: str) -> str | None:
         return "the name is not in Unicode normal form C"
     if "\\" in path:
         return "the name holds a backslash"
-    if any(unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") for char in path):
+    if not path.isprintable() and any(unicodedata.category(char) in _UNSEEN for char in path):
         return "the name holds a control or formatting character"
-    for part in path.split("/"):
+    parts = path.split("/")
+    if len(parts) > MAX_DEPTH:
+        return f"the folders are nested deeper than {MAX_DEPTH}"
+    for part in parts:
         if part in ("", ".", ".."):
             return "the name is absolute, or has an empty, `.` or `..` part"
         if len(part.encode("utf-8")) > MAX_PART:
@@ -55,155 +62,210 @@ def path_problem(path: str) -> str | None:
     return None
 
 
-def collision(paths: list[str]) -> tuple[str, str] | None:
+def collision(paths: Iterable[str]) -> tuple[str, str] | None:
     """Two different names that some file systems cannot tell apart, or that need one name to be both file and
     folder.
     """
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}  # as a caseless system sees them -> as they are spelled, folders with a slash
+    folders: set[str] = set()
     for path in paths:
-        other = seen.setdefault(unicodedata.normalize("NFC", path.casefold()), path)
+        other = names.setdefault(_caseless(path), path)
         if other != path:
             return other, path
-    folders: dict[str, str] = {}
-    for path in paths:
-        parent = path
-        while "/" in parent:
+        parent = path.rpartition("/")[0]
+        while parent and parent not in folders:
+            folders.add(parent)
+            other = names.setdefault(_caseless(parent), parent + "/")
+            if other != parent + "/":
+                return other, parent + "/"
             parent = parent.rpartition("/")[0]
-            key = unicodedata.normalize("NFC", parent.casefold())
-            if key in seen:
-                return seen[key], path
-            other = folders.setdefault(key, parent)
-            if other != parent:
-                return other, parent
     return None
+
+
+def _caseless(name: str) -> str:
+    """What a caseless file system compares (Unicode, canonical caseless matching)."""
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def _unsafe(root: Path, path: str, problem: str) -> SecureTrainError:
     return SecureTrainError(
         "ST-U06",
         f"{problem}, so the folder cannot be an artifact",
-        where=f"{root}: {path.encode('utf-8', 'surrogateescape')!r}"
-        if not path.isprintable()
-        else f"{root}/{path}",
+        where=f"{root}/{path}",
         next_step="remove or rename it, or copy the folder without it",
     )
 
 
-def walk(root: Path) -> list[TreeFile]:
-    """All regular files under `root`, sorted by path. Links, devices, empty folders and bad names are refused
-    (ST-U06).
-    """
-    files: list[TreeFile] = []
-    for name, descriptor in _scan(root):
-        status = os.stat(name.rpartition("/")[2], dir_fd=descriptor, follow_symlinks=False)
-        if status.st_mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX):
-            raise _unsafe(root, name, "the file has a set-uid, set-gid or sticky bit")
-        files.append(TreeFile(name, status.st_size, 0o755 if status.st_mode & 0o111 else 0o644))
-    files.sort(key=lambda file: file.path.encode())
-    clash = collision([file.path for file in files])
-    if clash:
-        raise _unsafe(
-            root,
-            clash[1],
-            f"two names can be the same on another file system ({clash[0]!r} and {clash[1]!r})",
-        )
+def unreadable(root: Path, path: str, error: OSError) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-A10",
+        f"a file or folder cannot be read: {error.strerror}",
+        where=f"{root}/{path}" if path else str(root),
+        next_step="check its permissions and the health of the storage",
+    )
+
+
+def walk(root: Path, *, without: Collection[str] = ()) -> list[TreeFile]:
+    """All regular files under `root`, sorted by path; the first problem that `survey` finds is raised."""
+    files, problems = survey(root, without=without)
+    if problems:
+        raise problems[0]
     return files
 
 
-def _scan(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield (relative path, descriptor of its folder) of each regular file. Depth is bounded by MAX_PATH."""
-    with open_folder(root) as top:
-        yield from _scan_folder(root, "", top)
+def survey(root: Path, *, without: Collection[str] = ()) -> tuple[list[TreeFile], list[SecureTrainError]]:
+    """All regular files under `root`, sorted by path, and everything that keeps it from being an artifact.
+
+    Links, devices, empty folders and bad names are ST-U06, what cannot be read is ST-A10. `without` names
+    entries of `root` itself that are passed over.
+    """
+    found = _Survey(root, without)
+    with open_folder(root) as descriptor:
+        found.folder(descriptor, "")
+    found.files.sort(key=lambda file: file.path.encode())
+    clash = collision(file.path for file in found.files)
+    if clash:
+        problem = f"{clash[0]!r} and {clash[1]!r} can be one name on another file system"
+        found.problems.append(_unsafe(root, clash[1], problem))
+    return found.files, found.problems
 
 
-def _scan_folder(root: Path, prefix: str, descriptor: int) -> Iterator[tuple[str, int]]:
-    with os.scandir(descriptor) as entries:
-        found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-    if not found and prefix:
-        raise _unsafe(root, prefix.rstrip("/"), "the folder is empty, and a manifest cannot say so")
-    for entry in found:
-        path = prefix + entry.name
-        problem = path_problem(path)
-        if problem:
-            raise _unsafe(root, path, problem)
-        if entry.is_dir(follow_symlinks=False):
-            child = os.open(
-                entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
-            )
+class _Survey:
+    """The state of one walk. Depth is bounded by `path_problem`."""
+
+    def __init__(self, root: Path, without: Collection[str]) -> None:
+        self.root = root
+        self.without = without
+        self.files: list[TreeFile] = []
+        self.problems: list[SecureTrainError] = []
+
+    def folder(self, descriptor: int, prefix: str) -> None:
+        with os.scandir(descriptor) as scan:
+            entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
+        if not entries and prefix:
+            self._refuse(prefix.rstrip("/"), "the folder is empty, and a manifest cannot say so")
+        for entry in entries:
+            if not prefix and entry.name in self.without:
+                continue
+            path = prefix + entry.name
+            problem = path_problem(path)
+            if problem:
+                self._refuse(path, problem)
+                continue
             try:
-                yield from _scan_folder(root, path + "/", child)
+                self._entry(descriptor, entry, path)
+            except OSError as error:
+                self.problems.append(unreadable(self.root, path, error))
+
+    def _entry(self, descriptor: int, entry: os.DirEntry[str], path: str) -> None:
+        if entry.is_dir(follow_symlinks=False):
+            child = os.open(entry.name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            try:
+                self.folder(child, path + "/")
             finally:
                 os.close(child)
         elif entry.is_file(follow_symlinks=False):
-            yield path, descriptor
+            status = os.stat(entry.name, dir_fd=descriptor, follow_symlinks=False)
+            if status.st_mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX):
+                self._refuse(path, "the file has a set-uid, set-gid or sticky bit")
+            self.files.append(TreeFile(path, status.st_size, 0o755 if status.st_mode & 0o111 else 0o644))
         else:
-            raise _unsafe(
-                root, path, "it is a link" if entry.is_symlink() else "it is neither a file nor a folder"
-            )
+            self._refuse(path, "it is a link" if entry.is_symlink() else "it is neither a file nor a folder")
+
+    def _refuse(self, path: str, problem: str) -> None:
+        self.problems.append(_unsafe(self.root, path, problem))
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO that replaced the file must not hang.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
-def open_folder(root: Path) -> Iterator[int]:
-    """A descriptor of the folder `root`. The root itself may be reached through links: it is where the user
-    pointed.
+def open_folder(root: Path, path: str = "") -> Iterator[int]:
+    """A descriptor of the folder `path` under `root`. The root itself may be reached through links: it is
+    where the user pointed; no part of `path` may be one. FileNotFoundError if there is no such `path`.
     """
+    opened: list[int] = []
     try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise SecureTrainError(
-            "ST-U01", "the folder does not exist", where=str(root), next_step="check the path"
-        ) from None
-    except NotADirectoryError:
-        raise SecureTrainError(
-            "ST-U01", "this is a file, and a folder is needed", where=str(root), next_step="name the folder"
-        ) from None
-    except PermissionError:
-        raise SecureTrainError(
-            "ST-U01",
-            "the folder cannot be read by this user",
-            where=str(root),
-            next_step="check its permissions",
-        ) from None
-    try:
-        yield descriptor
+        try:
+            opened.append(os.open(root, _FOLDER))
+        except FileNotFoundError:
+            raise _no_folder(root, "the folder does not exist") from None
+        except NotADirectoryError:
+            raise _no_folder(root, "this is a file, and a folder is needed") from None
+        except OSError as error:
+            raise unreadable(root, "", error) from None
+        for part in path.split("/") if path else ():
+            try:
+                opened.append(os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=opened[-1]))
+            except OSError as error:
+                raise _not_opened(root, path, error) from None
+        yield opened[-1]
     finally:
-        os.close(descriptor)
+        for descriptor in reversed(opened):
+            os.close(descriptor)
+
+
+def _no_folder(root: Path, what: str) -> SecureTrainError:
+    return SecureTrainError("ST-U01", what, where=str(root), next_step="check the path")
 
 
 def open_file(root: Path, path: str) -> int:
     """A read-only descriptor of the regular file `path` under `root`; no component of `path` may be a link.
     FileNotFoundError if absent.
     """
-    parts = path.split("/")
-    with open_folder(root) as descriptor:
-        opened: list[int] = []
+    folder, _, name = path.rpartition("/")
+    with open_folder(root, folder) as descriptor:
         try:
-            for part in parts[:-1]:
-                descriptor = os.open(
-                    part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
-                )
-                opened.append(descriptor)
-            # O_NONBLOCK: opening a FIFO that replaced the file must not hang.
-            file = os.open(
-                parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor
-            )
-        except NotADirectoryError:
-            raise FileNotFoundError(path) from None
-        except PermissionError:
-            raise SecureTrainError(
-                "ST-U01",
-                "the file cannot be read by this user",
-                where=f"{root}/{path}",
-                next_step="check its permissions",
-            ) from None
+            file = os.open(name, _FILE, dir_fd=descriptor)
         except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            raise _unsafe(root, path, "it is a link, or cannot be opened") from None
-        finally:
-            for folder in opened:
-                os.close(folder)
+            raise _not_opened(root, path, error) from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise _unsafe(root, path, "it is not a regular file")
     return file
+
+
+def _not_opened(root: Path, path: str, error: OSError) -> Exception:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return FileNotFoundError(path)
+    if error.errno == errno.ELOOP:
+        return _unsafe(root, path, "it is a link, or lies behind one")
+    if error.errno == errno.ENXIO:
+        return _unsafe(root, path, "it is not a regular file")
+    return unreadable(root, path, error)
+
+
+def names(root: Path, path: str) -> list[str]:
+    """What the folder `path` under `root` holds, sorted; nothing if there is no such folder."""
+    try:
+        with open_folder(root, path) as descriptor:
+            return sorted(os.listdir(descriptor))
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def reading(root: Path, path: str) -> Iterator[int]:
+    """`open_file` for a `with` block in which an error of the storage becomes ST-A10."""
+    descriptor = open_file(root, path)
+    try:
+        yield descriptor
+    except OSError as error:
+        raise unreadable(root, path, error) from None
+    finally:
+        os.close(descriptor)
+
+
+def read_file(root: Path, path: str, *, limit: int, code: str) -> bytes:
+    """The whole of `path`, read once; an error with `code` if it is larger than `limit`, FileNotFoundError if
+    absent.
+    """
+    with reading(root, path) as descriptor:
+        data = read_exactly(descriptor, 0, min(os.fstat(descriptor).st_size, limit + 1))
+    if len(data) > limit:
+        raise SecureTrainError(code, f"the file is larger than {limit} bytes", where=f"{root}/{path}")
+    return data

@@ -112,6 +112,8 @@ def file_sha256(path: Path) -> str:
 def base_files(executable: Path, shared: Path | None, stdlib: Path) -> list[Path]:
     """The interpreter's own files: the program, its shared library, and the standard library without tests."""
     found = [executable, *([shared] if shared else []), *_walk(stdlib)]
+    zipped = stdlib.with_name(f"{stdlib.name.replace('.', '')}.zip")  # stands before the standard library on sys.path
+    found += [zipped] if zipped.exists() else []
     return sorted(set(found), key=str)
 
 

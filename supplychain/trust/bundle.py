@@ -7,8 +7,8 @@ understood is refused. It says nothing about validity: that is `verify.py`'s wor
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from supplychain.errors import SecureTrainError
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_BUNDLE = 64 << 20  # bytes
+_HINT = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -74,28 +75,38 @@ def parse(data: bytes, *, where: str) -> Bundle:
             next_step="restore the signature, or sign again",
         )
 
-    document = parse_json(data, what=f"the bundle {where}", code="ST-S03", limit=MAX_BUNDLE)
+    def only(value: Any, required: set[str], optional: set[str], name: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise refuse(f"{name} is no object")
+        if not required <= set(value) <= required | optional:
+            raise refuse(f"{name} has other fields", ", ".join(sorted(required)), ", ".join(sorted(value)))
+        return value
+
+    document = parse_json(data, what="the bundle", where=where, code="ST-S03", limit=MAX_BUNDLE)
     if not isinstance(document, dict) or document.get("mediaType") != MEDIA_TYPE:
-        raise refuse(
-            "this is not a Sigstore bundle of the version that is accepted",
-            MEDIA_TYPE,
-            document.get("mediaType") if isinstance(document, dict) else None,
-        )
+        found = document.get("mediaType") if isinstance(document, dict) else None
+        raise refuse("this is not a Sigstore bundle of the version that is accepted", MEDIA_TYPE, found)
+    only(document, {"mediaType", "verificationMaterial", "dsseEnvelope"}, set(), "the bundle")
+    material = only(
+        document["verificationMaterial"], {"publicKey"}, {"tlogEntries"}, "the verification material"
+    )
+    if material.get("tlogEntries", []) != []:
+        raise refuse("the bundle has log entries, and nothing here checks those of a key", "none")
+    hint = only(material["publicKey"], {"hint"}, set(), "the public key")["hint"]
+    if not isinstance(hint, str) or not _HINT.fullmatch(hint):
+        raise refuse("the bundle does not name its key by a sha256 digest", "64 hexadecimal digits", hint)
+    envelope = only(document["dsseEnvelope"], {"payload", "payloadType", "signatures"}, set(), "the envelope")
+    if envelope["payloadType"] != PAYLOAD_TYPE:
+        raise refuse("the bundle signs another kind of payload", PAYLOAD_TYPE, envelope["payloadType"])
+    signatures = envelope["signatures"]
+    if not isinstance(signatures, list) or len(signatures) != 1:
+        found = len(signatures) if isinstance(signatures, list) else None
+        raise refuse("the bundle must hold exactly one signature", "1", found)
+    signature = only(signatures[0], {"sig"}, {"keyid"}, "the signature")
     try:
-        material, envelope = document["verificationMaterial"], document["dsseEnvelope"]
-        signatures = envelope["signatures"]
-        if envelope["payloadType"] != PAYLOAD_TYPE:
-            raise refuse("the bundle signs another kind of payload", PAYLOAD_TYPE, envelope["payloadType"])
-        if not isinstance(signatures, list) or len(signatures) != 1:
-            raise refuse("the bundle must hold exactly one signature", "1", len(signatures))
-        if "publicKey" not in material:
-            raise refuse("the bundle is not signed by a key", "publicKey", ", ".join(sorted(material)))
-        hint = material["publicKey"]["hint"]
-        if not isinstance(hint, str) or len(hint) != 64:
-            raise refuse("the bundle does not name its key by a sha256 digest")
-        return Bundle(_decode(envelope["payload"]), _decode(signatures[0]["sig"]), hint, data)
-    except (KeyError, TypeError, AttributeError, binascii.Error, ValueError) as error:
-        raise refuse(f"the bundle is malformed ({type(error).__name__}: {error})") from None
+        return Bundle(_decode(envelope["payload"]), _decode(signature["sig"]), hint, data)
+    except (TypeError, ValueError) as error:
+        raise refuse(f"the bundle's base64 is malformed: {error}") from None
 
 
 def _decode(text: Any) -> bytes:

@@ -36,6 +36,7 @@ _CURVE_HASH: dict[str, hashes.HashAlgorithm] = {
     "secp384r1": hashes.SHA384(),
     "secp521r1": hashes.SHA512(),
 }
+MAX_KEY = 1 << 16  # bytes of a key file
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -133,7 +134,13 @@ class KeyStore:
         )
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(
+                os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
+                file.write(pem)
+                file.flush()
+                os.fsync(file.fileno())
+            write_durably(public, key.public.pem)
         except FileExistsError:
             raise SecureTrainError(
                 "ST-U05",
@@ -145,11 +152,6 @@ class KeyStore:
             raise SecureTrainError(
                 "ST-U04", f"the folder for keys cannot be written: {error.strerror}", where=str(self.folder)
             ) from None
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        write_durably(public, key.public.pem)
         return key
 
     def load(self, name: str, passphrase: Callable[[], bytes] | None = None) -> SigningKey:
@@ -158,7 +160,15 @@ class KeyStore:
         """
         path = Path(name) if "/" in name else self._paths(name)[0]
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with open(path, "rb") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    raise SecureTrainError(
+                        "ST-S06",
+                        "other users may read this private key",
+                        where=str(path),
+                        next_step=f"chmod 600 {path}",
+                    )
+                pem = file.read(MAX_KEY)
         except OSError as error:
             raise SecureTrainError(
                 "ST-S06",
@@ -166,15 +176,6 @@ class KeyStore:
                 where=str(path),
                 next_step=f"secure-train keys new {name}",
             ) from None
-        with os.fdopen(descriptor, "rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise SecureTrainError(
-                    "ST-S06",
-                    "other users may read this private key",
-                    where=str(path),
-                    next_step=f"chmod 600 {path}",
-                )
-            pem = file.read(1 << 16)
         secret = passphrase() if b"ENCRYPTED" in pem and passphrase else None
         try:
             key = serialization.load_pem_private_key(pem, secret)
@@ -190,14 +191,17 @@ class KeyStore:
                 "the key is of a type that is not supported",
                 where=str(path),
                 expected=", ".join(ALGORITHMS),
+                found=type(key).__name__,
             )
+        parse_public(path.stem, SigningKey(path.stem, key).public.pem, where=str(path))  # one rule for curves
         return SigningKey(path.stem, key)
 
     def public(self, name: str) -> VerifyingKey:
         """The public key `name`, or the one in the file `name` if that is a path."""
         path = Path(name) if "/" in name or name.endswith((".pub", ".pem")) else self._paths(name)[1]
         try:
-            pem = path.read_bytes()
+            with open(path, "rb") as file:
+                pem = file.read(MAX_KEY)
         except OSError as error:
             raise SecureTrainError(
                 "ST-S06",

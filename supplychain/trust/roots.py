@@ -13,6 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
+from supplychain.errors import SecureTrainError
 from supplychain.trust.keys import KeyStore, VerifyingKey
 
 
@@ -23,6 +24,15 @@ class Role:
     name: str
     keys: tuple[str, ...]
     threshold: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.threshold <= max(1, len(set(self.keys))):
+            raise SecureTrainError(
+                "ST-P03",
+                f"the role {self.name!r} cannot be filled",
+                expected=f"a threshold from 1 to {len(set(self.keys))}, its number of keys",
+                found=str(self.threshold),
+            )
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ A signer turns a payload into a bundle. The launcher holds it; nothing that trai
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
-from supplychain.artifact import SIGNATURES, Manifest, build_manifest, oms, write_durably
+from supplychain.artifact import SIGNATURES, Manifest, build_manifest, oms, tree, write_durably
 from supplychain.artifact.check import BUNDLE_SUFFIX
 from supplychain.artifact.digest import Progress
 from supplychain.errors import SecureTrainError
@@ -53,9 +54,11 @@ def sign_artifact(
 
 def add_signature(root: Path, manifest: Manifest, signer: Signer) -> Path:
     """Sign `manifest` as it stands, beside the signatures of others: an artifact may need several."""
-    signed = signer.sign_payload(oms.payload(root, root.resolve().name, manifest))
+    name = os.fsencode(root.resolve().name).decode("utf-8", "replace")
+    signed = signer.sign_payload(oms.payload(root, name, manifest))
     path = root / SIGNATURES / f"{signer.public.name}{BUNDLE_SUFFIX}"
     try:
+        _refuse_namesake(root, path, signer.public)
         path.parent.mkdir(exist_ok=True)
         write_durably(path, signed.data)
     except OSError as error:
@@ -63,3 +66,21 @@ def add_signature(root: Path, manifest: Manifest, signer: Signer) -> Path:
             "ST-U04", f"the signature cannot be written: {error.strerror}", where=str(path)
         ) from None
     return path
+
+
+def _refuse_namesake(root: Path, path: Path, key: VerifyingKey) -> None:
+    """The signature of another key that has the same name must not be overwritten: a threshold may need it."""
+    try:
+        data = tree.read_file(root, f"{SIGNATURES}/{path.name}", limit=bundle.MAX_BUNDLE, code="ST-S03")
+    except FileNotFoundError:
+        return
+    other = bundle.parse(data, where=str(path)).key_hint
+    if other != key.identifier:
+        raise SecureTrainError(
+            "ST-U05",
+            f"another key called {key.name!r} has signed already",
+            where=str(path),
+            expected=f"sha256:{key.identifier}",
+            found=f"sha256:{other}",
+            next_step="give one of the two keys another name",
+        )

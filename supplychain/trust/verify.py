@@ -4,22 +4,26 @@ What it returns, `VerifiedStatement` and `SignedArtifact`, can be made by nobody
 needs trust takes that type. No network, no compatibility fallbacks. The obligations, in order; tests are
 named after the numbers:
 
-    V1  the bundle is small, strict JSON without duplicate keys, of one exact media type, with exactly one
-    signature V2  the payload type is in-toto's V3  the key that the bundle names is trusted, and its
-    signature over the pre-authentication encoding is right V4  that key fills the required role; as many
-    different keys as the role's threshold did V5  the statement is of in-toto v1, of the expected predicate
-    type V6  its subject is the thing at hand (for artifacts: its list of files is exactly the manifest's) V7
-    the manifest is canonical and of the expected kind
+    V1  the bundle is small, strict JSON without duplicate or unknown keys, of one exact media type, with
+        exactly one signature
+    V2  the payload type is in-toto's
+    V3  the key that the bundle names is trusted, and its signature over the pre-authentication encoding is
+        right
+    V4  that key fills the required role; as many different keys as the role's threshold did
+    V5  the statement is of in-toto v1, of the expected predicate type
+    V6  its subject is the thing at hand (for artifacts: its list of files is exactly the manifest's)
+    V7  the manifest is canonical and of the expected kind; it is parsed only when V1 to V6 hold for its bytes
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Iterator
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
-from supplychain.artifact import SIGNATURES, Manifest, oms, parse_json, read_manifest
+from supplychain.artifact import MANIFEST, SIGNATURES, Manifest, oms, parse_json, read_manifest, tree
 from supplychain.artifact.check import BUNDLE_SUFFIX
 from supplychain.artifact.oms import STATEMENT_TYPE
 from supplychain.errors import SecureTrainError
@@ -84,7 +88,7 @@ def verify_statement(
             "the signed statement is about something else",
             where=where,
             expected=f"sha256:{subject}",
-            found=", ".join(f"sha256:{item}" for item in _subjects(statement, where)),
+            found=", ".join(f"sha256:{item}" for item in _subjects(statement, where))[:300],
             next_step="restore the statement that belongs here",
         )
     return VerifiedStatement(statement, signer, parsed, _PROOF)
@@ -97,28 +101,21 @@ def verify_artifact(
     unknown keys do not count.
     """
     data = read_manifest(root)
-    manifest = Manifest.parse(data, where=str(root))  # V7
-    if kinds is not None and manifest.kind not in kinds:
-        raise SecureTrainError(
-            "ST-P04",
-            "the artifact is of another kind",
-            where=str(root),
-            expected=" or ".join(sorted(kinds)),
-            found=manifest.kind,
-        )
-    accepted: dict[str, tuple[VerifyingKey, Bundle]] = {}
+    digest = hashlib.sha256(data).hexdigest()
+    accepted: dict[str, _Accepted] = {}
     problems: list[SecureTrainError] = []
-    for path in _bundle_files(root):
-        parsed = bundle.parse(path.read_bytes(), where=str(path))  # V1, V2
+    for where, content in _bundles(root):
+        parsed = bundle.parse(content, where=where)  # V1, V2
         try:
-            signer = _signer(parsed, trust, role, str(path))  # V3, V4
+            signer = _signer(parsed, trust, role, where)  # V3, V4
         except SecureTrainError as error:
             if error.code != "ST-S02":  # a wrong signature of a trusted key is never passed over
                 raise
             problems.append(error)
             continue
-        oms.check(_statement(parsed, oms.PREDICATE_TYPE, str(path)), manifest, where=str(path))  # V5, V6
-        accepted[signer.identifier] = (signer, parsed)
+        files = oms.signed_files(_statement(parsed, oms.PREDICATE_TYPE, where), where=where)  # V5
+        oms.check_manifest_digest(files, digest, where=where)  # V6
+        accepted[signer.identifier] = _Accepted(signer, parsed, files, where)
     needed = trust.roles[role].threshold
     if len(accepted) < needed:  # V4
         if problems and needed == 1:
@@ -128,19 +125,39 @@ def verify_artifact(
             f"too few trusted signers for the role {role!r}",
             where=str(root),
             expected=trust.describe(role),
-            found=", ".join(signer.name for signer, _ in accepted.values()) or "none of them",
+            found=", ".join(item.signer.name for item in accepted.values()) or "none of them",
+            next_step="have it signed by more of them",
         )
-    signers, bundles = zip(*accepted.values(), strict=True)
-    return SignedArtifact(root, manifest, signers, role, bundles, _PROOF)
-
-
-def _bundle_files(root: Path) -> list[Path]:
-    folder = root / SIGNATURES
-    names = (
-        sorted(path for path in folder.iterdir() if path.name.endswith(BUNDLE_SUFFIX))
-        if folder.is_dir()
-        else []
+    manifest = Manifest.parse(data, where=str(root / MANIFEST))  # V7: nobody else's manifest is parsed
+    for item in accepted.values():
+        oms.check_files(item.files, manifest, where=item.where)  # V6
+    if kinds is not None and manifest.kind not in kinds:
+        raise SecureTrainError(
+            "ST-P04",
+            "the artifact is of another kind",
+            where=str(root),
+            expected=" or ".join(sorted(kinds)),
+            found=manifest.kind,
+            next_step="name an artifact of the kind that is needed here",
+        )
+    signers = tuple(item.signer for item in accepted.values())
+    return SignedArtifact(
+        root, manifest, signers, role, tuple(item.bundle for item in accepted.values()), _PROOF
     )
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    signer: VerifyingKey
+    bundle: Bundle
+    files: dict[str, str]
+    where: str
+
+
+def _bundles(root: Path) -> Iterator[tuple[str, bytes]]:
+    """Where each bundle lies, and its bytes. What else the folder holds is a difference to the manifest."""
+    folder = root / SIGNATURES
+    names = [name for name in tree.names(root, SIGNATURES) if name.endswith(BUNDLE_SUFFIX)]
     if not names:
         raise SecureTrainError(
             "ST-A09", "the artifact has no signature", where=str(root), next_step=f"secure-train sign {root}"
@@ -152,11 +169,25 @@ def _bundle_files(root: Path) -> list[Path]:
             where=str(folder),
             expected=f"at most {MAX_SIGNATURES}",
             found=str(len(names)),
+            next_step="remove those that nobody needs",
         )
-    for path in names:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > bundle.MAX_BUNDLE:
-            raise SecureTrainError("ST-S03", "a signature is a link, no file, or too large", where=str(path))
-    return names
+    for name in names:
+        yield str(folder / name), _read_bundle(root, f"{SIGNATURES}/{name}")
+
+
+def _read_bundle(root: Path, path: str) -> bytes:
+    try:
+        return tree.read_file(root, path, limit=bundle.MAX_BUNDLE, code="ST-S03")
+    except FileNotFoundError:
+        raise SecureTrainError(
+            "ST-S05", "a signature vanished while it was read", where=str(root / path)
+        ) from None
+    except SecureTrainError as error:
+        if error.code != "ST-U06":
+            raise
+        raise SecureTrainError(
+            "ST-S03", "a signature is a link, or no regular file", where=error.where, next_step="remove it"
+        ) from None
 
 
 def _signer(parsed: Bundle, trust: Trust, role: str, where: str) -> VerifyingKey:

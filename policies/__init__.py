@@ -1,0 +1,1 @@
+"""Policy files that ship with secure-train, as package data."""

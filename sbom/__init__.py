@@ -1,0 +1,1 @@
+"""Bills of materials (CycloneDX): of an environment, a dataset, a model."""

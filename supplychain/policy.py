@@ -1,0 +1,340 @@
+"""The policy: a TOML file with a closed vocabulary that says who may vouch for what, and until when.
+
+Loading checks the policy's own signature and expiry, so that a `Policy` in hand is one that this host trusts.
+A file that is not understood whole is not applied in part: unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import hashlib
+import re
+import string
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from supplychain import statement
+from supplychain.artifact import write_durably
+from supplychain.errors import SecureTrainError
+from supplychain.trust.keys import VerifyingKey, parse_public
+from supplychain.trust.roots import Role, Trust
+from supplychain.trust.signers import Signer
+from supplychain.trust.verify import verify_statement
+
+MAX_POLICY = 1 << 20  # bytes
+SIGNATURE_SUFFIX = ".sigstore.json"
+LIFETIME = dt.timedelta(days=90)  # of a policy that `policy new` writes
+
+Format = Literal["shards", "safetensors", "json"]
+Reads = Literal["always", "once", "off"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class KeyRule(_Strict):
+    """A public key, in PEM form."""
+
+    pem: str
+
+
+class RoleRule(_Strict):
+    """Who fills a role: `threshold` of the named keys."""
+
+    keys: list[str] = Field(min_length=1)
+    threshold: int = Field(default=1, ge=1)
+
+
+class ArtifactRule(_Strict):
+    """What a kind of artifact must satisfy. `formats` absent: not checked (environments have a check of their
+    own).
+    """
+
+    signed_by: str
+    coverage: Literal["lazy", "full"] = "lazy"
+    formats: list[Format] | None = None
+
+
+class EnvironmentRule(_Strict):
+    """What the training environment must satisfy."""
+
+    require_sealed: bool = True
+
+
+class RunRule(_Strict):
+    """What a run may ask for."""
+
+    reads: list[Reads] = Field(default=["always"], min_length=1)
+
+
+class Document(_Strict):
+    """The whole file."""
+
+    version: Literal[1]
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9./-]{0,79}$")
+    expires: str
+    keys: dict[str, KeyRule]
+    roles: dict[str, RoleRule]
+    artifacts: dict[str, ArtifactRule]
+    environment: EnvironmentRule = EnvironmentRule()
+    run: RunRule = RunRule()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Document:
+        for name, role in self.roles.items():
+            missing = [key for key in role.keys if key not in self.keys]
+            if missing:
+                raise ValueError(f"roles.{name} names the key {missing[0]!r}, which [keys] does not have")
+            if role.threshold > len(set(role.keys)):
+                raise ValueError(
+                    f"roles.{name} asks for {role.threshold} signatures and has {len(set(role.keys))} keys"
+                )
+        for kind, rule in self.artifacts.items():
+            if rule.signed_by not in self.roles:
+                raise ValueError(
+                    f"artifacts.{kind} is signed by the role {rule.signed_by!r}, which [roles] does not have"
+                )
+        return self
+
+
+class Policy:
+    """A policy that was parsed, is not expired and is trusted by this host. Only `load` makes it."""
+
+    def __init__(self, document: Document, data: bytes, path: Path, vouched_by: str) -> None:
+        self.document = document
+        self.data = data
+        self.path = path
+        self.vouched_by = vouched_by
+        keys = {
+            name: parse_public(name, rule.pem.encode(), where=f"{path}: keys.{name}")
+            for name, rule in document.keys.items()
+        }
+        self.trust = Trust(
+            {key.identifier: key for key in keys.values()},
+            {
+                name: Role(name, tuple(keys[key].identifier for key in rule.keys), rule.threshold)
+                for name, rule in document.roles.items()
+            },
+        )
+
+    @property
+    def id(self) -> str:
+        return self.document.id
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    def rule(self, kind: str) -> ArtifactRule:
+        """The rule for a kind of artifact; ST-P04 if the policy has none."""
+        try:
+            return self.document.artifacts[kind]
+        except KeyError:
+            raise SecureTrainError(
+                "ST-P04",
+                f"the policy has no rule for artifacts of kind {kind!r}",
+                where=str(self.path),
+                expected=", ".join(sorted(self.document.artifacts)),
+                found=kind,
+                next_step=f"add [artifacts.{kind}] to the policy and sign it again",
+            ) from None
+
+
+def signature_path(policy: Path) -> Path:
+    return policy.with_name(policy.name + SIGNATURE_SUFFIX)
+
+
+def load(
+    path: Path, *, trusted: list[VerifyingKey], pinned: str | None = None, now: dt.datetime | None = None
+) -> Policy:
+    """Read, authenticate and check the policy at `path`.
+
+    It must have the sha256 `pinned` (hex) or be signed by one of `trusted`. Errors: ST-U01 absent, ST-P03 not
+    understood, ST-P02 not trusted (cannot decide), ST-P01 expired, ST-S01 wrong signature.
+    """
+    data = _read(path)
+    if pinned is not None:
+        vouched_by = _check_pin(data, pinned, path)
+    else:
+        vouched_by = _check_signature(data, path, trusted)
+    document = parse(data, where=str(path))
+    expires = _time(document.expires, path)
+    if (now or dt.datetime.now(dt.UTC)) >= expires:
+        raise SecureTrainError(
+            "ST-P01",
+            f"the policy {document.id!r} has expired",
+            where=str(path),
+            expected="a date in the future",
+            found=document.expires,
+            next_step=f"review it, set a new date, and: secure-train policy sign {path} --key NAME",
+        )
+    return Policy(document, data, path, vouched_by)
+
+
+def parse(data: bytes, *, where: str) -> Document:
+    """The document in these bytes; ST-P03 names every problem, and the nearest known key for an unknown one."""
+    try:
+        return Document.model_validate(tomllib.loads(data.decode("utf-8")))
+    except UnicodeDecodeError:
+        raise SecureTrainError("ST-P03", "the policy is not UTF-8 text", where=where) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SecureTrainError("ST-P03", f"the policy is not TOML: {error}", where=where) from None
+    except ValidationError as error:
+        problems = "; ".join(_problem(item["loc"], item["type"], item["msg"]) for item in error.errors()[:8])
+        raise SecureTrainError(
+            "ST-P03", f"the policy cannot be used: {problems}", where=where, next_step="see docs/policy.md"
+        ) from None
+
+
+def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    name = ".".join(map(str, location)) or "policy"
+    if kind == "extra_forbidden":
+        known = {field for model in _Strict.__subclasses__() for field in model.model_fields}
+        near = difflib.get_close_matches(str(location[-1]), sorted(known), 1)
+        return f"{name} is not a key of a policy" + (f" (did you mean {near[0]!r}?)" if near else "")
+    return f"{name}: {message.removeprefix('Value error, ')}"
+
+
+def new(path: Path, profile: str, signer: Signer, *, now: dt.datetime) -> None:
+    """Write the shipped policy `profile` with the signer's key in every role, and sign it."""
+    available = {
+        item.name.removesuffix(".toml"): item
+        for item in resources.files("policies").iterdir()
+        if item.name.endswith(".toml")
+    }
+    if profile not in available:
+        raise SecureTrainError(
+            "ST-U03", f"there is no policy {profile!r}", expected=", ".join(sorted(available)), found=profile
+        )
+    if path.exists():
+        raise SecureTrainError(
+            "ST-U05",
+            "there is a policy of this name already",
+            where=str(path),
+            next_step="choose another name, or sign this one: secure-train policy sign",
+        )
+    expires = (now + LIFETIME).strftime("%Y-%m-%dT00:00:00Z")
+    text = string.Template(available[profile].read_text("utf-8")).substitute(
+        key=re.sub(r"[^A-Za-z0-9_-]", "-", signer.public.name),
+        pem=signer.public.pem.decode(),
+        expires=expires,
+    )
+    parse(text.encode(), where=str(path))
+    _write(path, text.encode())
+    sign(path, signer)
+
+
+def sign(path: Path, signer: Signer) -> Path:
+    """Sign the policy as it stands; ST-P03 if it cannot be understood."""
+    data = _read(path)
+    document = parse(data, where=str(path))
+    signed = signer.sign_payload(statement.policy(path.name, data, document.id, document.expires))
+    _write(signature_path(path), signed.data)
+    return signature_path(path)
+
+
+def _check_pin(data: bytes, pinned: str, path: Path) -> str:
+    found = hashlib.sha256(data).hexdigest()
+    if found != pinned.removeprefix("sha256:"):
+        raise SecureTrainError(
+            "ST-P02",
+            "the policy is not the pinned one",
+            where=str(path),
+            expected=f"sha256:{pinned.removeprefix('sha256:')}",
+            found=f"sha256:{found}",
+        )
+    return "its digest, given on the command line"
+
+
+def _check_signature(data: bytes, path: Path, trusted: list[VerifyingKey]) -> str:
+    bundle = signature_path(path)
+    if not bundle.exists():
+        raise SecureTrainError(
+            "ST-P02",
+            "the policy is not signed",
+            where=str(path),
+            expected=f"a signature in {bundle.name}",
+            found="none",
+            next_step=f"secure-train policy sign {path} --key NAME, or pin it with --policy-sha256",
+        )
+    trust = Trust.of("policy", *trusted)
+    try:
+        verified = verify_statement(
+            _read(bundle),
+            trust,
+            "policy",
+            statement.POLICY,
+            subject=hashlib.sha256(data).hexdigest(),
+            where=str(bundle),
+        )
+    except SecureTrainError as error:
+        if error.code == "ST-S02":
+            raise SecureTrainError(
+                "ST-P02",
+                "the policy is signed by a key that this host does not trust for policies",
+                where=str(bundle),
+                expected=trust.describe("policy"),
+                found=error.found,
+                next_step="secure-train keys trust KEY.pub, after checking whose key it is",
+            ) from None
+        if error.code == "ST-S04":
+            raise SecureTrainError(
+                "ST-S04",
+                "the policy was edited after it was signed",
+                where=str(path),
+                expected=error.found,
+                found=error.expected,
+                next_step=f"review the change, then: secure-train policy sign {path} --key NAME",
+            ) from None
+        raise
+    return f"the key {verified.signer.name} ({verified.signer.identifier[:12]})"
+
+
+def _time(text: str, path: Path) -> dt.datetime:
+    try:
+        value = dt.datetime.fromisoformat(text)
+        if value.tzinfo is None:
+            raise ValueError
+    except ValueError:
+        raise SecureTrainError(
+            "ST-P03",
+            "the policy's `expires` is no date with a time zone",
+            where=str(path),
+            expected="2027-01-31T00:00:00Z",
+            found=text,
+        ) from None
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_POLICY + 1)
+    except OSError as error:
+        raise SecureTrainError(
+            "ST-U01",
+            f"the policy cannot be read: {error.strerror}",
+            where=str(path),
+            next_step="secure-train policy new FILE --key NAME",
+        ) from None
+    if len(data) > MAX_POLICY:
+        raise SecureTrainError(
+            "ST-P03", "the policy is too large", where=str(path), expected=f"at most {MAX_POLICY} bytes"
+        )
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, data)
+    except OSError as error:
+        raise SecureTrainError(
+            "ST-U04", f"the file cannot be written: {error.strerror}", where=str(path)
+        ) from None
