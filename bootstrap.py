@@ -1,14 +1,15 @@
 """Builds everything from the locks, then runs the main job or the tests. Standard library only.
 
-    python3 bootstrap.py quickstart [--wheelhouse DIR] [--profile auto|cpu|default] [--editable] [--home DIR] [-- ARGS]
+    python3 bootstrap.py quickstart [--wheelhouse DIR] [--profile auto|cpu|default] [--editable] [--home DIR]
     python3 bootstrap.py test       [the same options] [pytest's arguments]
     python3 bootstrap.py bench TOPIC [the same options] [--json FILE]
     python3 bootstrap.py build      [the same options]
 
-Owns the state folder (`.secure-train/` in the checkout, or --home): the gate's environment, the training environments, the
-development environment and our own wheel. Promises that only hash-pinned wheels are installed, that nothing is built from source or
-byte-compiled, that a second call reuses what is there, and that each thing that can be wrong with the machine is said in one sentence
-(exit 2: something to mend here; 3: a file differs from its lock; 5: a package cannot be obtained).
+Owns the state folder (`.secure-train/` in the checkout, or --home): the gate's environment, the training
+environments, the development environment and our own wheel. Promises that only hash-pinned wheels are
+installed, that nothing is built from source or byte-compiled, that a second call reuses what is there, and
+that each thing that can be wrong with the machine is said in one sentence (exit 2: something to mend here; 3:
+a file differs from its lock; 5: a package cannot be obtained).
 
 The syntax stays old enough for an old Python to reach the sentence that refuses it.
 """
@@ -41,7 +42,8 @@ PACKAGES = ("trainer", "supplychain", "sbom", "policies")
 PROJECT_FILES = ("pyproject.toml", "README.md", "LICENSE")
 # What an installation needs on disk, in bytes, with room to unpack.
 NEEDED = {"gate": 400 << 20, "cpu": 2 << 30, "default": 12 << 30}
-# The only flags under which pip installs here: nothing but the locked wheels, nothing built, no bytecode left behind.
+# The only flags under which pip installs here: nothing but the locked wheels, nothing built, no bytecode left
+# behind.
 PINNED = ["--require-hashes", "--no-deps", "--only-binary", ":all:"]
 
 BUILD_HOOK = """
@@ -75,15 +77,17 @@ def digest(*parts: bytes) -> str:
     return outer.hexdigest()
 
 
-# --- what the machine is ----------------------------------------------------------------------------------------------------------
+# --- what the machine is ------------------------------------------------------------------------------------
 
 
 def check_python() -> None:
     if sys.version_info < MINIMUM:
-        newer = [name for name in ("python3.14", "python3.13", "python3.12", "python3.11") if shutil.which(name)]
+        newer = [
+            name for name in ("python3.14", "python3.13", "python3.12", "python3.11") if shutil.which(name)
+        ]
         raise Failure(
             "secure-train needs Python 3.11 or newer, and this is Python {}.{}".format(*sys.version_info[:2]),
-            "run `{} bootstrap.py ...`".format(newer[-1]) if newer else "install Python 3.11 or newer",
+            f"run `{newer[-1]} bootstrap.py ...`" if newer else "install Python 3.11 or newer",
         )
 
 
@@ -92,8 +96,8 @@ def check_modules() -> None:
         if importlib.util.find_spec(name) is None:
             package = "python{}.{}-venv".format(*sys.version_info[:2])
             raise Failure(
-                "this Python ({}) has no {} module, so no environment can be made".format(sys.executable, name),
-                "install it (on Debian and Ubuntu: apt install {}), or use another Python".format(package),
+                f"this Python ({sys.executable}) has no {name} module, so no environment can be made",
+                f"install it (on Debian and Ubuntu: apt install {package}), or use another Python",
             )
 
 
@@ -102,7 +106,7 @@ def check_space(folder: Path, profile: str) -> None:
     needed = NEEDED[profile]
     if free < needed:
         raise Failure(
-            "{} has {:.1f} GB free, and {:.1f} GB are needed".format(folder, free / 1e9, needed / 1e9),
+            f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed",
             "free some space, or name a folder on another disk with --home",
         )
 
@@ -113,16 +117,21 @@ def nvidia_driver() -> str | None:
         return "an NVIDIA driver is loaded"
     if Path("/dev/nvidiactl").exists():
         return "there is an NVIDIA device"
-    if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0:
+    if (
+        shutil.which("nvidia-smi")
+        and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    ):
         return "nvidia-smi lists a GPU"
     return None
 
 
-# --- the state folder ---------------------------------------------------------------------------------------------------------------
+# --- the state folder ---------------------------------------------------------------------------------------
 
 
 class Home:
-    """The state folder. `stamps` say from what each thing was built; a stamp is written when the thing is complete."""
+    """The state folder. `stamps` say from what each thing was built; a stamp is written when the thing is
+    complete.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +141,8 @@ class Home:
                 pass
         except OSError as error:
             raise Failure(
-                "the folder {} cannot be written: {}".format(path, error.strerror), "name another one with --home DIR"
+                f"the folder {path} cannot be written: {error.strerror}",
+                "name another one with --home DIR",
             ) from None
 
     @property
@@ -157,7 +167,7 @@ class Home:
 
     @property
     def training(self) -> Path:
-        """A link to the current training environment; the gate's command finds it beside its own environment."""
+        """A link to the current training environment; the gate's command looks beside its own."""
         return self.path / "training"
 
     def stamp(self, name: str) -> dict[str, Any]:
@@ -187,7 +197,7 @@ class Home:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                say("another bootstrap.py works on {}; waiting for it".format(self.path))
+                say(f"another bootstrap.py works on {self.path}; waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -198,13 +208,20 @@ def python_identity() -> bytes:
     return "\0".join([FORMAT, sys.version, str(real), str(real.stat().st_size)]).encode()
 
 
-# --- running pip ----------------------------------------------------------------------------------------------------------------------
+# --- running pip --------------------------------------------------------------------------------------------
 
 
 def pip_environment() -> dict[str, str]:
     """The user's own pip configuration decides where packages come from; never where they go."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")}
-    environment.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONDONTWRITEBYTECODE="1")
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
+    }
+    environment.update(
+        PIP_USER="0",
+        PIP_NO_INPUT="1",
+        PIP_DISABLE_PIP_VERSION_CHECK="1",
+        PYTHONDONTWRITEBYTECODE="1",
+    )
     return environment
 
 
@@ -212,9 +229,13 @@ def run_pip(command: Sequence[str], what: str, total: int = 0, quiet: bool = Fal
     """Run pip; show how far it is, and turn its failure into one sentence."""
     process = subprocess.Popen(
         [*command, "--progress-bar", "off"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=pip_environment(),
-        universal_newlines=True, errors="replace",
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=pip_environment(),
+        universal_newlines=True,
+        errors="replace",
+    )
     assert process.stdout is not None
     tail: list[str] = []
     count = 0
@@ -227,10 +248,10 @@ def run_pip(command: Sequence[str], what: str, total: int = 0, quiet: bool = Fal
         size = re.search(r"\((\d+(?:\.\d+)? [MG]B)\)", line)
         large = size and (size[1].endswith("GB") or float(size[1].split()[0]) >= 20)
         if not quiet and large and line.lstrip().startswith(("Downloading", "Processing")):
-            say("  {}: {}".format(what, line.strip()))
+            say(f"  {what}: {line.strip()}")
             last = time.monotonic()
         elif not quiet and time.monotonic() - last > 3:
-            say("  {}: {} of {} packages".format(what, count, total) if total else "  {}: {} packages".format(what, count))
+            say(f"  {what}: {count} of {total} packages" if total else f"  {what}: {count} packages")
             last = time.monotonic()
     if process.wait() != 0:
         explain_pip("\n".join(tail), what)
@@ -239,30 +260,33 @@ def run_pip(command: Sequence[str], what: str, total: int = 0, quiet: bool = Fal
 def explain_pip(output: str, what: str) -> NoReturn:
     if "No space left on device" in output or "Errno 28" in output:
         raise Failure(
-            "the disk is full; {} could not be installed".format(what), "free some space, then run the same command again"
+            f"the disk is full; {what} could not be installed",
+            "free some space, then run the same command again",
         )
     if "DO NOT MATCH THE HASHES" in output:
         found = re.search(r"^\s*(\S+==\S+) from", output, re.MULTILINE)
         raise Failure(
-            "a downloaded package{} is not the one that the lock pins".format(" (" + found[1] + ")" if found else ""),
+            "a downloaded package{} is not the one that the lock pins".format(
+                " (" + found[1] + ")" if found else ""
+            ),
             "do not install it; compare the package index with another one",
             3,
         )
     missing = re.search(r"No matching distribution found for (\S+)", output)
     unreachable = re.search(
-        r"NewConnectionError|ConnectionError|Temporary failure in name resolution|Name or service not known|Max retries"
-        r"|ConnectTimeout|Connection broken|timed out|Network is unreachable",
+        r"NewConnectionError|ConnectionError|Temporary failure in name resolution|Name or service not known"
+        r"|Max retries|ConnectTimeout|Connection broken|timed out|Network is unreachable",
         output,
     )
     if unreachable:
         raise Failure(
-            "no package index could be reached; {} could not be installed".format(what),
-            "check the network and pip's configuration (pip config list), or give a folder of wheels with --wheelhouse DIR",
+            f"no package index could be reached; {what} could not be installed",
+            "check the network and `pip config list`, or give a folder of wheels with --wheelhouse DIR",
             5,
         )
     if missing:
         raise Failure(
-            "{} cannot be had from the configured package index or wheelhouse for this Python and platform".format(missing[1]),
+            f"{missing[1]} cannot be had from the configured package index for this Python and platform",
             "see pip config list, or give a folder that has it with --wheelhouse DIR",
             5,
         )
@@ -282,7 +306,9 @@ def count_pins(*locks: Path) -> int:
     return sum(len(re.findall(r"^[A-Za-z0-9]", lock.read_text(), re.MULTILINE)) for lock in locks)
 
 
-def make_environment(home: Home, name: str, locks: Sequence[Path], options: argparse.Namespace, label: str) -> Path:
+def make_environment(
+    home: Home, name: str, locks: Sequence[Path], options: argparse.Namespace, label: str
+) -> Path:
     """A virtual environment at its final place from hash-pinned locks; reused while its stamp fits."""
     import venv
 
@@ -291,25 +317,35 @@ def make_environment(home: Home, name: str, locks: Sequence[Path], options: argp
     if home.stamp(name).get("built_from") == wanted and (target / "bin" / "python").exists():
         return target
     started = time.monotonic()
-    say("building {} in {}".format(label, target))
+    say(f"building {label} in {target}")
     home.forget(name)
     tools(home, options)
     shutil.rmtree(str(target), ignore_errors=True)
     venv.EnvBuilder(with_pip=False, symlinks=True).create(str(target))
-    pip = [str(home.tools / "bin" / "python"), "-I", "-m", "pip", "--python", str(target / "bin" / "python"), "install"]
+    pip = [
+        str(home.tools / "bin" / "python"),
+        "-I",
+        "-m",
+        "pip",
+        "--python",
+        str(target / "bin" / "python"),
+        "install",
+    ]
     with merged(locks) as requirements:
         command = [*pip, "--no-compile", *PINNED, *sources(options.wheelhouse), "-r", str(requirements)]
         if home.wheels.is_dir() and not options.wheelhouse:
             command += ["--find-links", str(home.wheels)]
         run_pip(command, label, count_pins(requirements))
     home.set_stamp(name, {"built_from": wanted})
-    say("  {} is ready ({:.0f} s)".format(label, time.monotonic() - started))
+    say(f"  {label} is ready ({time.monotonic() - started:.0f} s)")
     return target
 
 
 @contextlib.contextmanager
 def merged(locks: Sequence[Path]) -> Iterator[Path]:
-    """Several locks as one file. They agree on what they share (requirements/lock.py sees to it), so each pin is kept once."""
+    """Several locks as one file. They agree on what they share (requirements/lock.py sees to it), so each pin
+    is kept once.
+    """
     entries: dict[str, str] = {}
     for lock in locks:
         for entry in re.split(r"\n(?=[A-Za-z0-9])", lock.read_text()):
@@ -321,7 +357,9 @@ def merged(locks: Sequence[Path]) -> Iterator[Path]:
 
 
 def tools(home: Home, options: argparse.Namespace) -> Path:
-    """The pinned pip and the build backend, in an environment of their own. The pip that Python ships installs them."""
+    """The pinned pip and the build backend, in an environment of their own. The pip that Python ships
+    installs them.
+    """
     import venv
 
     lock = LOCKS / "bootstrap.lock"
@@ -334,28 +372,36 @@ def tools(home: Home, options: argparse.Namespace) -> Path:
         venv.EnvBuilder(with_pip=True, symlinks=True, clear=True).create(str(home.tools))
     except subprocess.CalledProcessError as error:
         raise Failure(
-            "Python could not make an environment with pip ({})".format(error),
-            "try `{} -m venv /tmp/try`; on Debian and Ubuntu install python3-venv".format(sys.executable),
+            f"Python could not make an environment with pip ({error})",
+            f"try `{sys.executable} -m venv /tmp/try`; on Debian and Ubuntu install python3-venv",
         ) from None
     pip = [str(home.tools / "bin" / "python"), "-I", "-m", "pip", "install", "--no-compile"]
-    run_pip([*pip, *PINNED, *sources(options.wheelhouse), "-r", str(lock)], "pip and the build backend", quiet=True)
+    run_pip(
+        [*pip, *PINNED, *sources(options.wheelhouse), "-r", str(lock)],
+        "pip and the build backend",
+        quiet=True,
+    )
     home.set_stamp("tools", {"built_from": wanted})
     return home.tools
 
 
-# --- our own wheel ------------------------------------------------------------------------------------------------------------------
+# --- our own wheel ------------------------------------------------------------------------------------------
 
 
 def project_files() -> list[Path]:
     """What our wheel is made of, in a fixed order."""
     for name in PROJECT_FILES:
         if not (ROOT / name).is_file():
-            raise Failure("the checkout has no {}".format(name), "clone the repository again, whole")
+            raise Failure(f"the checkout has no {name}", "clone the repository again, whole")
     files = [ROOT / name for name in PROJECT_FILES]
     for package in PACKAGES:
         for folder, names, leaves in os.walk(str(ROOT / package)):
             names[:] = sorted(name for name in names if name != "__pycache__" and not name.startswith("."))
-            files += [Path(folder) / leaf for leaf in sorted(leaves) if not leaf.startswith(".") and not leaf.endswith(".pyc")]
+            files += [
+                Path(folder) / leaf
+                for leaf in sorted(leaves)
+                if not leaf.startswith(".") and not leaf.endswith(".pyc")
+            ]
     return files
 
 
@@ -367,7 +413,9 @@ def source_digest(files: Sequence[Path]) -> str:
 
 
 def project_wheel(home: Home, options: argparse.Namespace) -> dict[str, str]:
-    """Our wheel, built once by the pinned backend from a clean copy. Returns its path and sha256: the code identity."""
+    """Our wheel, built once by the pinned backend from a clean copy. Returns its path and sha256: the code
+    identity.
+    """
     kind = "editable" if options.editable else "wheel"
     files = project_files()
     place = str(ROOT) if options.editable else ""
@@ -390,9 +438,18 @@ def project_wheel(home: Home, options: argparse.Namespace) -> dict[str, str]:
                 shutil.copyfile(str(file), str(copy))
                 copy.chmod(0o644)
         hook = "build_editable" if options.editable else "build_wheel"
-        command = [str(home.tools / "bin" / "python"), "-I", "-B", "-c", BUILD_HOOK, str(source), str(target), hook]
+        command = [
+            str(home.tools / "bin" / "python"),
+            "-I",
+            "-B",
+            "-c",
+            BUILD_HOOK,
+            str(source),
+            str(target),
+            hook,
+        ]
         environment = dict(os.environ, SOURCE_DATE_EPOCH=SOURCE_DATE_EPOCH)
-        done = subprocess.run(command, capture_output=True, universal_newlines=True, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if options.editable:
         shutil.rmtree(str(ROOT / ".pdm-build"), ignore_errors=True)
     built = sorted(target.glob("*.whl"))
@@ -404,7 +461,11 @@ def project_wheel(home: Home, options: argparse.Namespace) -> dict[str, str]:
     sha256 = hashlib.sha256(built[0].read_bytes()).hexdigest()
     stamp = {"built_from": wanted, "path": str(built[0]), "sha256": sha256}
     home.set_stamp(kind, stamp)
-    say("{} {} sha256:{}".format("editable install of" if options.editable else "built", built[0].name, sha256))
+    say(
+        "{} {} sha256:{}".format(
+            "editable install of" if options.editable else "built", built[0].name, sha256
+        )
+    )
     return stamp
 
 
@@ -414,17 +475,32 @@ def install_project(home: Home, name: str, wheel: dict[str, str], options: argpa
     if home.stamp(name + "-project").get("sha256") == wheel["sha256"] + str(options.editable):
         return
     home.forget(name + "-project")
-    pip = [str(home.tools / "bin" / "python"), "-I", "-m", "pip", "--python", str(target / "bin" / "python"), "install"]
+    pip = [
+        str(home.tools / "bin" / "python"),
+        "-I",
+        "-m",
+        "pip",
+        "--python",
+        str(target / "bin" / "python"),
+        "install",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         requirement = Path(folder) / "project.txt"
         version = Path(wheel["path"]).name.split("-")[1]
         requirement.write_text("secure-train=={} --hash=sha256:{}\n".format(version, wheel["sha256"]))
-        command = [*pip, "--no-compile", *PINNED, "--no-index", "--find-links", str(Path(wheel["path"]).parent)]
+        command = [
+            *pip,
+            "--no-compile",
+            *PINNED,
+            "--no-index",
+            "--find-links",
+            str(Path(wheel["path"]).parent),
+        ]
         run_pip([*command, "--force-reinstall", "-r", str(requirement)], "secure-train itself", quiet=True)
     home.set_stamp(name + "-project", {"sha256": wheel["sha256"] + str(options.editable)})
 
 
-# --- the environments -----------------------------------------------------------------------------------------------------------------
+# --- the environments ---------------------------------------------------------------------------------------
 
 
 def build_gate(home: Home, options: argparse.Namespace) -> dict[str, str]:
@@ -441,7 +517,9 @@ def choose_profile(home: Home, options: argparse.Namespace) -> tuple[str, str]:
     if options.profile != "auto":
         return options.profile, "as asked for"
     known = home.stamp("profile")
-    key = digest((LOCKS / "training-cpu.lock").read_bytes(), str(options.wheelhouse).encode(), python_identity())
+    key = digest(
+        (LOCKS / "training-cpu.lock").read_bytes(), str(options.wheelhouse).encode(), python_identity()
+    )
     driver = nvidia_driver()
     if known.get("key") == key and known.get("driver") == str(driver):
         return known["profile"], known["why"]
@@ -458,18 +536,31 @@ def choose_profile(home: Home, options: argparse.Namespace) -> tuple[str, str]:
 
 
 def obtain_cpu_torch(home: Home, options: argparse.Namespace) -> bool:
-    """Try to fetch the CPU build into the cache of wheels, from where it will be installed: the question is the answer."""
+    """Try to fetch the CPU build into the cache of wheels, from where it will be installed: the question is
+    the answer.
+    """
     text = (LOCKS / "training-cpu.lock").read_text()
     entry = re.search(r"^torch==(?:.*\\\n)*.*$", text, re.MULTILINE)
     if entry is None:
-        raise Failure("requirements/training-cpu.lock pins no torch", "make the locks again: python3 requirements/lock.py")
+        raise Failure(
+            "requirements/training-cpu.lock pins no torch",
+            "make the locks again: python3 requirements/lock.py",
+        )
     say("looking for the CPU build of torch")
     home.wheels.mkdir(parents=True, exist_ok=True)
     tools(home, options)
     with tempfile.TemporaryDirectory(dir=str(home.path)) as folder:
         requirement = Path(folder) / "torch.txt"
         requirement.write_text(entry[0] + "\n")
-        pip = [str(home.tools / "bin" / "python"), "-I", "-m", "pip", "download", *PINNED, *sources(options.wheelhouse)]
+        pip = [
+            str(home.tools / "bin" / "python"),
+            "-I",
+            "-m",
+            "pip",
+            "download",
+            *PINNED,
+            *sources(options.wheelhouse),
+        ]
         try:
             run_pip([*pip, "-d", folder, "-r", str(requirement)], "torch", quiet=True)
         except Failure as failure:
@@ -484,22 +575,41 @@ def obtain_cpu_torch(home: Home, options: argparse.Namespace) -> bool:
 def build_training(home: Home, options: argparse.Namespace, wheel: dict[str, str]) -> str:
     """The training environment, by the gate's own verb. Returns the profile."""
     profile, why = choose_profile(home, options)
-    lock = LOCKS / "training-{}.lock".format(profile)
-    wanted = digest(python_identity(), str(home.path).encode(), lock.read_bytes(), wheel["sha256"].encode(), str(options.editable).encode())
+    lock = LOCKS / f"training-{profile}.lock"
+    wanted = digest(
+        python_identity(),
+        str(home.path).encode(),
+        lock.read_bytes(),
+        wheel["sha256"].encode(),
+        str(options.editable).encode(),
+    )
     stamp = home.stamp("training")
-    if stamp.get("built_from") == wanted and (Path(stamp["environment"]) / "secure-train" / "manifest.json").is_file():
+    if (
+        stamp.get("built_from") == wanted
+        and (Path(stamp["environment"]) / "secure-train" / "manifest.json").is_file()
+    ):
         point(home.training, Path(stamp["environment"]))
         return profile
-    say("torch profile {}: {}".format(profile, why))
+    say(f"torch profile {profile}: {why}")
     check_space(home.path, profile)
     command = [str(home.gate / "bin" / "secure-train"), "env", "build", "--json", "--profile", profile]
     command += ["--lock", str(lock), "--store", str(home.path / "environments"), "--cache", str(home.wheels)]
     command += ["--project-wheel", wheel["path"]]
     command += ["--editable", str(ROOT)] if options.editable else []
     command += ["--wheelhouse", str(options.wheelhouse)] if options.wheelhouse else []
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, universal_newlines=True, env=pip_environment())
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=pip_environment(),
+    )
     if done.returncode != 0:
-        raise Failure("the training environment could not be built (see above)", "mend that, then run the same command again", done.returncode)
+        raise Failure(
+            "the training environment could not be built (see above)",
+            "mend that, then run the same command again",
+            done.returncode,
+        )
     environment = json.loads(done.stdout)["environment"]
     point(home.training, Path(environment))
     home.set_stamp("training", {"built_from": wanted, "environment": environment})
@@ -519,15 +629,17 @@ def point(link: Path, target: Path) -> None:
 
 
 def build_development(home: Home, options: argparse.Namespace, profile: str) -> Path:
-    """The interpreter of the tests: the gate's packages, the trainer's and the tools in one, with our sources in place."""
-    locks = [LOCKS / "dev.lock", LOCKS / "training-{}.lock".format(profile)]
+    """The interpreter of the tests: the gate's packages, the trainer's and the tools in one, with our sources
+    in place.
+    """
+    locks = [LOCKS / "dev.lock", LOCKS / f"training-{profile}.lock"]
     make_environment(home, "development", locks, options, "the development environment")
     editable = argparse.Namespace(**dict(vars(options), editable=True))
     install_project(home, "development", project_wheel(home, editable), editable)
     return home.development
 
 
-# --- the commands ---------------------------------------------------------------------------------------------------------------------
+# --- the commands -------------------------------------------------------------------------------------------
 
 
 def build(home: Home, options: argparse.Namespace) -> str:
@@ -542,13 +654,17 @@ def quickstart(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def test(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
-    """ruff, mypy and pytest; all three run, and the first failure decides. With arguments: pytest alone, with them."""
+    """ruff, mypy and pytest; all three run, and the first failure decides. With arguments: pytest alone, with
+    them.
+    """
     profile = build(home, options)
     with home.alone():
         bin_ = build_development(home, options, profile) / "bin"
     commands = [] if rest else [[str(bin_ / "ruff"), "check", "."], [str(bin_ / "python"), "-m", "mypy"]]
     commands.append([str(bin_ / "python"), "-m", "pytest", *rest])
-    environment = dict(os.environ, SECURE_TRAIN_TEST_HOME=str(home.path), PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(
+        os.environ, SECURE_TRAIN_TEST_HOME=str(home.path), PYTHONPYCACHEPREFIX=str(home.path / "pycache")
+    )
     code = 0
     for command in commands:
         say("$ " + " ".join([Path(command[0]).name, *command[1:]]))
@@ -560,7 +676,10 @@ def bench(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
     """One benchmark, with the peers that it compares against in an environment of their own."""
     topics = sorted(path.stem for path in (ROOT / "tests" / "benchmarks").glob("[a-z]*.py"))
     if options.topic not in topics:
-        raise Failure("there is no benchmark {}".format(options.topic), "choose one of: {}".format(", ".join(topics) or "none yet"))
+        raise Failure(
+            f"there is no benchmark {options.topic}",
+            "choose one of: {}".format(", ".join(topics) or "none yet"),
+        )
     profile = build(home, options)
     with home.alone():
         development = build_development(home, options, profile)
@@ -572,11 +691,22 @@ def bench(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
 
 def arguments() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument("--wheelhouse", metavar="DIR", help="install from the wheels in this folder, and from nowhere else")
-    common.add_argument("--profile", choices=("auto", "cpu", "default"), default="auto", help="the torch build (default: auto)")
-    common.add_argument("--editable", action="store_true", help="run our sources from this checkout (for development)")
+    common.add_argument(
+        "--wheelhouse", metavar="DIR", help="install from the wheels in this folder, and from nowhere else"
+    )
+    common.add_argument(
+        "--profile",
+        choices=("auto", "cpu", "default"),
+        default="auto",
+        help="the torch build (default: auto)",
+    )
+    common.add_argument(
+        "--editable", action="store_true", help="run our sources from this checkout (for development)"
+    )
     common.add_argument("--home", metavar="DIR", default=str(ROOT / ".secure-train"), help="the state folder")
-    parser = argparse.ArgumentParser(prog="bootstrap.py", description="Build secure-train from its locks, and run it.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="bootstrap.py", description="Build secure-train from its locks, and run it.", allow_abbrev=False
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in (
         ("quickstart", "build both environments, then train a tiny signed Llama end to end"),
@@ -595,12 +725,15 @@ def run(argv: Sequence[str]) -> int:
     options, rest = arguments().parse_known_args(list(argv))
     rest = [part for part in rest if part != "--"] if options.verb == "quickstart" else rest
     if options.verb == "build" and rest:
-        raise Failure("bootstrap.py build does not know {}".format(" ".join(rest)), "see python3 bootstrap.py build --help")
+        raise Failure(
+            "bootstrap.py build does not know {}".format(" ".join(rest)),
+            "see python3 bootstrap.py build --help",
+        )
     check_modules()
     if options.wheelhouse:
         options.wheelhouse = Path(options.wheelhouse).resolve()
         if not options.wheelhouse.is_dir() or not any(options.wheelhouse.glob("*.whl")):
-            raise Failure("the wheelhouse {} is no folder with wheels".format(options.wheelhouse), "check the path")
+            raise Failure(f"the wheelhouse {options.wheelhouse} is no folder with wheels", "check the path")
     home = Home(Path(options.home).resolve())
     if options.verb == "quickstart":
         return quickstart(home, options, rest)
@@ -609,7 +742,7 @@ def run(argv: Sequence[str]) -> int:
     if options.verb == "bench":
         return bench(home, options, rest)
     profile = build(home, options)
-    say("ready: {} and {} (torch profile {})".format(home.gate, home.training, profile))
+    say(f"ready: {home.gate} and {home.training} (torch profile {profile})")
     return 0
 
 
@@ -617,7 +750,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except Failure as failure:
-        say("error: {}\n  next: {}".format(failure.what, failure.step))
+        say(f"error: {failure.what}\n  next: {failure.step}")
         return failure.code
     except KeyboardInterrupt:
         say("stopped; what was built stays, and the same command goes on from there")
@@ -625,9 +758,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
-        say("error: {}: {}\n  next: free some space or mend the permissions, then run the same command again".format(
-            error.filename or "the state folder", error.strerror
-        ))  # fmt: skip
+        say(
+            "error: {}: {}\n  next: free some space or mend the permissions, then try again".format(
+                error.filename or "the state folder", error.strerror
+            )
+        )
         return 2
 
 

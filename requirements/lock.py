@@ -2,13 +2,15 @@
 
     python3 requirements/lock.py [--upgrade] [--check] [--torch-links PLACE]
 
-Owns every `*.lock`. Promises that a lock holds `==` pins with sha256 hashes and environment markers and nothing else (no host, no
-path), that the locks agree with each other on every package they share, and that no pinned release was younger than seven days when
-it was chosen (most malicious releases are found sooner). uv resolves, itself pinned by `generator.lock`; pip installs.
+Owns every `*.lock`. Promises that a lock holds `==` pins with sha256 hashes and environment markers and
+nothing else (no host, no path), that the locks agree with each other on every package they share, and that no
+pinned release was younger than seven days when it was chosen (most malicious releases are found sooner). uv
+resolves, itself pinned by `generator.lock`; pip installs.
 
-The CPU build of torch lies on no index that everybody uses. `--torch-links` names a folder or page that has it; without the option,
-pip's own configuration is asked for one. Neither ends up in a lock. uv would fetch the CUDA build where it finds no other, so the
-resolution of the CPU lock names the build exactly and fails instead.
+The CPU build of torch lies on no index that everybody uses. `--torch-links` names a folder or page that has
+it; without the option, pip's own configuration is asked for one. Neither ends up in a lock. uv would fetch
+the CUDA build where it finds no other, so the resolution of the CPU lock names the build exactly and fails
+instead.
 """
 
 from __future__ import annotations
@@ -61,13 +63,25 @@ def inputs() -> dict[str, list[str]]:
 
 
 def generator() -> Path:
-    """uv, from its own lock, in an environment of its own; a uv that is already there is used for the very first lock only."""
+    """uv, from its own lock, in an environment of its own; a uv that is already there is used for the very
+    first lock only.
+    """
     lock = HERE / "generator.lock"
     home = ROOT / ".secure-train" / "generator"
     uv = home / "bin" / "uv"
     if not uv.exists():
         venv.EnvBuilder(with_pip=True, clear=True).create(home)
-        pip = [str(home / "bin" / "python"), "-I", "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        pip = [
+            str(home / "bin" / "python"),
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+        ]
         pinned = ["--require-hashes", "-r", str(lock)] if lock.exists() else given("generator")
         subprocess.run([*pip, *pinned], check=True)
     return uv
@@ -89,8 +103,25 @@ def resolve(uv: Path, wanted: list[str], constraints: list[str], known: str, opt
         source.write_text("\n".join(wanted) + "\n")
         limits.write_text("\n".join(constraints) + "\n")
         target.write_text(known)
-        command = [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
-        command += ["--no-header", "--no-annotate", "--no-build", "--constraints", str(limits), "-o", str(target)]
+        command = [
+            str(uv),
+            "pip",
+            "compile",
+            "--quiet",
+            "--universal",
+            "--python-version",
+            "3.11",
+            "--generate-hashes",
+        ]
+        command += [
+            "--no-header",
+            "--no-annotate",
+            "--no-build",
+            "--constraints",
+            str(limits),
+            "-o",
+            str(target),
+        ]
         subprocess.run([*command, *options, str(source)], check=True, stdout=subprocess.DEVNULL)
         return target.read_text()
 
@@ -98,7 +129,9 @@ def resolve(uv: Path, wanted: list[str], constraints: list[str], known: str, opt
 def pins(text: str, *, without: tuple[str, ...] = ()) -> list[str]:
     """The pins of a lock as constraints, with their markers and without their hashes."""
     found = [match for match in map(PIN.match, text.splitlines()) if match]
-    return [f"{m['name']}=={m['version']} {m['marker'] or ''}".strip() for m in found if m["name"] not in without]
+    return [
+        f"{m['name']}=={m['version']} {m['marker'] or ''}".strip() for m in found if m["name"] not in without
+    ]
 
 
 def add_hashes(text: str, name: str) -> str:
@@ -106,7 +139,9 @@ def add_hashes(text: str, name: str) -> str:
     listed = HERE / "in" / f"{name}.hashes"
     if not listed.exists():
         return text
-    digests = [line.split()[0] for line in listed.read_text().splitlines() if line and not line.startswith("#")]
+    digests = [
+        line.split()[0] for line in listed.read_text().splitlines() if line and not line.startswith("#")
+    ]
     out: list[str] = []
     inside = False
     for line in text.splitlines():
@@ -130,8 +165,12 @@ def lint(name: str, text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write requirements/*.lock.")
-    parser.add_argument("--upgrade", action="store_true", help="take the newest releases allowed, not those pinned now")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 4 where a lock does not fit its inputs")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="take the newest releases allowed, not those pinned now"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 4 where a lock does not fit its inputs"
+    )
     parser.add_argument("--torch-links", metavar="PLACE", help="a folder or page with the CPU build of torch")
     options = parser.parse_args()
 
@@ -142,7 +181,9 @@ def main() -> int:
     links = options.torch_links or torch_links(uv.parent / "python")
 
     wanted = inputs()
-    current = {name: (HERE / f"{name}.lock").read_text() for name in wanted if (HERE / f"{name}.lock").exists()}
+    current = {
+        name: (HERE / f"{name}.lock").read_text() for name in wanted if (HERE / f"{name}.lock").exists()
+    }
     known = "".join(current.get(name, "") for name in ("dev", "training-default", "bootstrap"))
     everything = resolve(uv, wanted.pop("everything"), [], known, common)
     stale: list[str] = []
@@ -157,7 +198,9 @@ def main() -> int:
         text = resolve(uv, requirements, limits, current.get(name, ""), extra)
         if name == "training-cpu":
             text = add_hashes(text, "torch-cpu")
-        text = f"# Written by requirements/lock.py; do not edit. Every line is a pin with the hashes of its files.\n{text}"
+        text = (
+            f"# Written by requirements/lock.py; do not edit. Pins, with the hashes of their files.\n{text}"
+        )
         lint(name, text)
         if text == current.get(name):
             continue

@@ -1,9 +1,10 @@
 """Building a training environment: from a lock to a folder that can be signed and verified from outside.
 
-Promises that the folder holds the files of the locked wheels and nothing else (no pip, no bytecode, no links, no
-activation scripts), that it appears under its final, content-addressed name only when complete, that a second call with
-the same inputs returns it at once, and that a build which was stopped goes on with the wheels it had. Nothing that is
-installed is executed. The folder is an artifact of kind "environment"; signing it is the caller's.
+Promises that the folder holds the files of the locked wheels and nothing else (no pip, no bytecode, no links,
+no activation scripts), that it appears under its final, content-addressed name only when complete, that a
+second call with the same inputs returns it at once, and that a build which was stopped goes on with the
+wheels it had. Nothing that is installed is executed. The folder is an artifact of kind "environment"; signing
+it is the caller's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from supplychain.errors import SecureTrainError
 
 BUILDER = "1"  # part of the content address: raise it when the same inputs give another tree
 # What `venv` makes and a training environment does not need.
-_UNWANTED = ("lib64", "include", ".gitignore", "bin/activate", "bin/activate.csh", "bin/activate.fish", "bin/Activate.ps1")
+_UNWANTED = (
+    "lib64",
+    "include",
+    ".gitignore",
+    "bin/activate",
+    "bin/activate.csh",
+    "bin/activate.fish",
+    "bin/Activate.ps1",
+)
 
 Progress = Callable[[str], None]
 
@@ -51,10 +60,11 @@ def build_environment(
 ) -> Path:
     """Build the environment that `lock` describes below `store`, or return the one that is there; its path.
 
-    `python` is the interpreter to build on (default: the one that runs this), `wheelhouse` a folder of wheels to take
-    everything from, `project_wheel` our own wheel (its sha256 becomes the code identity), `editable` the checkout that an
-    editable `project_wheel` leads to, `profile` a name for the lock, `cache` where obtained wheels are kept. Raises ST-E01
-    (lock), ST-E06 (Python), ST-E07 (a wheel differs), ST-E08 (a wheel cannot be had), ST-U04 (folder or disk).
+    `python` is the interpreter to build on (default: the one that runs this), `wheelhouse` a folder of wheels
+    to take everything from, `project_wheel` our own wheel (its sha256 becomes the code identity), `editable`
+    the checkout that an editable `project_wheel` leads to, `profile` a name for the lock, `cache` where
+    obtained wheels are kept. Raises ST-E01 (lock), ST-E06 (Python), ST-E07 (a wheel differs), ST-E08 (a wheel
+    cannot be had), ST-U04 (folder or disk).
     """
     report = progress or (lambda text: None)
     locked = _read_lock(lock)
@@ -103,8 +113,12 @@ def _fill(
     version = ".".join(interpreter.version.split(".")[:2])
     site = f"lib/python{version}/site-packages"
     threads = max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
-    installed = wheels.unpack(obtained, root, final, site, editable=bool(editable), threads=threads, progress=report)
-    files = hash_files(base_files(interpreter.executable, interpreter.shared, interpreter.stdlib), threads=threads)
+    installed = wheels.unpack(
+        obtained, root, final, site, editable=bool(editable), threads=threads, progress=report
+    )
+    files = hash_files(
+        base_files(interpreter.executable, interpreter.shared, interpreter.stdlib), threads=threads
+    )
     write_durably(
         root / INTERPRETER,
         canonical_json(
@@ -145,7 +159,9 @@ def _fill(
             for item in sorted(installed, key=lambda item: item.wheel.pin.name)
         ],
         "skipped": [
-            {"name": pin.name, "version": pin.version} for pin in locked.pins if (pin.name, pin.version) not in applied
+            {"name": pin.name, "version": pin.version}
+            for pin in locked.pins
+            if (pin.name, pin.version) not in applied
         ],
     }
     write_durably(root / ENVIRONMENT, canonical_json(document))
@@ -158,7 +174,10 @@ def _read_lock(lock: Path) -> Lock:
         data = lock.read_bytes()
     except OSError as error:
         raise SecureTrainError(
-            "ST-U01", f"the lock cannot be read: {error.strerror}", where=str(lock), next_step="name a lock with --lock"
+            "ST-U01",
+            f"the lock cannot be read: {error.strerror}",
+            where=str(lock),
+            next_step="name a lock with --lock",
         ) from None
     return parse_lock(data, where=lock.name)
 
@@ -170,11 +189,16 @@ def _project_pin(wheel: Path) -> Pin:
         return Pin(normalize(name), str(version), (file_sha256(wheel),), None, 0)
     except (OSError, InvalidWheelFilename) as error:
         raise SecureTrainError(
-            "ST-U01", f"the project's wheel cannot be read: {error}", where=str(wheel), next_step="check --project-wheel"
+            "ST-U01",
+            f"the project's wheel cannot be read: {error}",
+            where=str(wheel),
+            next_step="check --project-wheel",
         ) from None
 
 
-def _address(locked: Lock, interpreter: Interpreter, own: Pin | None, editable: Path | None, profile: str) -> str:
+def _address(
+    locked: Lock, interpreter: Interpreter, own: Pin | None, editable: Path | None, profile: str
+) -> str:
     """What the environment is a function of, as one digest."""
     return hashlib.sha256(
         canonical_json(
@@ -202,7 +226,15 @@ def _folder(store: Path) -> Iterator[None]:
             raise PermissionError(errno.EACCES, "permission denied")
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+        if error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EACCES,
+            errno.EROFS,
+            errno.EPERM,
+            errno.ENOTDIR,
+            errno.EEXIST,
+        ):
             raise
         raise SecureTrainError(
             "ST-U04",
@@ -213,7 +245,9 @@ def _folder(store: Path) -> Iterator[None]:
 
 
 def _make_venv(root: Path, interpreter: Interpreter) -> None:
-    """A virtual environment of copies: an artifact may hold no links, and its interpreter must be its own file."""
+    """A virtual environment of copies: an artifact may hold no links, and its interpreter must be its own
+    file.
+    """
     command = [str(interpreter.executable), "-I", "-m", "venv", "--copies", "--without-pip", str(root)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:

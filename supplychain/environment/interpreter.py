@@ -1,8 +1,8 @@
-"""The base interpreter under an environment: what it is, and whether its files are still those that were recorded.
+"""The base interpreter under an environment: what it is, and whether its files are as recorded.
 
-A virtual environment borrows its interpreter's library and standard library, so "every file is as signed" must reach
-there too. Owns the question to an interpreter (asked once, when an environment is built: isolated, without `site`) and
-the list of its files. Standard library only.
+A virtual environment borrows its interpreter's library and standard library, so "every file is as signed"
+must reach there too. Owns the question to an interpreter (asked once, when an environment is built: isolated,
+without `site`) and the list of its files. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from supplychain.errors import SecureTrainError
 
 MINIMUM = (3, 11)
 # Parts of a standard library that no program imports at run time, or that belong to somebody else.
-SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "ensurepip"})
+SKIPPED = frozenset(
+    {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "ensurepip"}
+)
 _CHUNK = 1 << 20
 
-# Runs inside the interpreter in question, with -I -S: no .pth, no site, no current directory. The folder that holds our
-# own `packaging` is appended so that tags and markers are computed by that interpreter and not guessed.
+# Runs inside the interpreter in question, with -I -S: no .pth, no site, no current directory. The folder that
+# holds our own `packaging` is appended so that tags and markers are computed by that interpreter and not
+# guessed.
 _PROBE = """
 import json, os, platform, sys, sysconfig
 sys.path.append(sys.argv[1])
@@ -62,7 +65,9 @@ class Interpreter:
 
 
 def probe(python: Path) -> Interpreter:
-    """Ask an interpreter what it is. It is started isolated, and must be one that the user trusts (a base Python)."""
+    """Ask an interpreter what it is. It is started isolated, and must be one that the user trusts (a base
+    Python).
+    """
     import packaging
 
     beside = str(Path(packaging.__file__).resolve().parent.parent)
@@ -110,9 +115,11 @@ def file_sha256(path: Path) -> str:
 
 
 def base_files(executable: Path, shared: Path | None, stdlib: Path) -> list[Path]:
-    """The interpreter's own files: the program, its shared library, and the standard library without tests."""
+    """The interpreter's own files: the program, its shared library, and the standard library."""
     found = [executable, *([shared] if shared else []), *_walk(stdlib)]
-    zipped = stdlib.with_name(f"{stdlib.name.replace('.', '')}.zip")  # stands before the standard library on sys.path
+    zipped = stdlib.with_name(
+        f"{stdlib.name.replace('.', '')}.zip"
+    )  # stands before the standard library on sys.path
     found += [zipped] if zipped.exists() else []
     return sorted(set(found), key=str)
 
@@ -130,7 +137,9 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def hash_files(paths: list[Path], *, threads: int, progress: Callable[[int], None] | None = None) -> dict[str, str]:
+def hash_files(
+    paths: list[Path], *, threads: int, progress: Callable[[int], None] | None = None
+) -> dict[str, str]:
     """Path to sha256, hashed on several threads; a file that vanished or cannot be read is left out."""
 
     def one(path: Path) -> tuple[str, str] | None:

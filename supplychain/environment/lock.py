@@ -1,10 +1,10 @@
 """The lock: which wheels an environment consists of, by name, version and sha256.
 
 Owns the strict parser of hash-pinned requirements files. Promises that a parsed lock holds nothing but
-`name==version [; marker]` lines, each with at least one sha256 hash; everything else that pip would obey (another
-file, an index, an address, a path, a range, an option) is refused with file and line, because it would let
-somebody who is not the lock decide what is installed. Parsing needs the standard library only; markers are
-evaluated with `packaging`.
+`name==version [; marker]` lines, each with at least one sha256 hash; everything else that pip would obey
+(another file, an index, an address, a path, a range, an option) is refused with file and line, because it
+would let somebody who is not the lock decide what is installed. Parsing needs the standard library only;
+markers are evaluated with `packaging`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def normalize(name: str) -> str:
 class Pin:
     """One line of the lock: a release, the files of it that are allowed, and where it applies.
 
-    `name` is normalised, `hashes` are sha256 in hex and sorted, `marker` is the text after `;` or None, `line`
-    counts from 1.
+    `name` is normalised, `hashes` are sha256 in hex and sorted, `marker` is the text after `;` or None,
+    `line` counts from 1.
     """
 
     name: str
@@ -111,7 +111,9 @@ def parse_lock(data: bytes, *, where: str = "lock") -> Lock:
         pin = _pin(words, where, number)
         key = (pin.name, pin.version, pin.marker)
         if key in seen:
-            raise _refuse(where, number, f"{pin.name} stands twice", "one line a pin", f"{pin.name}=={pin.version}")
+            raise _refuse(
+                where, number, f"{pin.name} stands twice", "one line a pin", f"{pin.name}=={pin.version}"
+            )
         seen.add(key)
         pins.append(pin)
         if len(pins) > MAX_PACKAGES:
@@ -134,11 +136,15 @@ def _logical_lines(text: str, where: str) -> list[tuple[int, str]]:
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.removesuffix("\r")
         if len(line) > MAX_LINE:
-            raise _refuse(where, number, "a line is too long", f"at most {MAX_LINE} characters", f"{len(line)}")
+            raise _refuse(
+                where, number, "a line is too long", f"at most {MAX_LINE} characters", f"{len(line)}"
+            )
         if not line.isascii() and not line.lstrip().startswith("#"):
             raise _refuse(where, number, "a line is not ASCII", "ASCII", repr(line[:60]))
         if any(ord(char) < 32 or ord(char) == 127 for char in line):
-            raise _refuse(where, number, "a line holds a control character", "printable text", repr(line[:60]))
+            raise _refuse(
+                where, number, "a line holds a control character", "printable text", repr(line[:60])
+            )
         if not joined:
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
@@ -151,7 +157,9 @@ def _logical_lines(text: str, where: str) -> list[tuple[int, str]]:
         out.append((start, " ".join([*joined, line])))
         joined = []
     if joined:
-        raise _refuse(where, start, "the lock ends inside an entry", "a line after the backslash", "end of file")
+        raise _refuse(
+            where, start, "the lock ends inside an entry", "a line after the backslash", "end of file"
+        )
     return out
 
 
@@ -162,7 +170,11 @@ def _pin(line: str, where: str, number: int) -> Pin:
     name, equals, version = (part.strip() for part in requirement.partition("=="))
     if not equals or not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
         raise _refuse(
-            where, number, "this is not a pinned package", "name==version --hash=sha256:...", repr(requirement[:80])
+            where,
+            number,
+            "this is not a pinned package",
+            "name==version --hash=sha256:...",
+            repr(requirement[:80]),
         )
     marker = " ".join(marker_text.split()) if semicolon else None
     if marker is not None:
@@ -172,7 +184,10 @@ def _pin(line: str, where: str, number: int) -> Pin:
         match = _HASH.fullmatch(option.strip())
         if match is None:
             raise _refuse(
-                where, number, f"{name} has an option that a lock may not have", "--hash=sha256:<64 hex digits>",
+                where,
+                number,
+                f"{name} has an option that a lock may not have",
+                "--hash=sha256:<64 hex digits>",
                 repr(option.strip()[:80]),
             )
         hashes.add(match[1])
@@ -191,7 +206,9 @@ def _check_marker(marker: str, where: str, number: int) -> None:
     try:
         Marker(marker)
     except (InvalidMarker, RecursionError):
-        raise _refuse(where, number, "the marker is malformed", "a PEP 508 marker", repr(marker[:80])) from None
+        raise _refuse(
+            where, number, "the marker is malformed", "a PEP 508 marker", repr(marker[:80])
+        ) from None
 
 
 def _check_versions(pins: list[Pin], where: str) -> None:
@@ -201,7 +218,10 @@ def _check_versions(pins: list[Pin], where: str) -> None:
         other = first.setdefault(pin.name, pin)
         if other is not pin and (other.marker is None or pin.marker is None):
             raise _refuse(
-                where, pin.line, f"{pin.name} is pinned twice", "one version, or a marker on each",
+                where,
+                pin.line,
+                f"{pin.name} is pinned twice",
+                "one version, or a marker on each",
                 f"{other.version} (line {other.line}) and {pin.version}",
             )
 

@@ -1,18 +1,21 @@
 """Is an environment on disk exactly what was built from its lock? Answered from outside, as files.
 
-Promises that nothing in the environment is imported or started: a malicious `.pth` file runs before any check inside it
-could. The chain is lock -> wheel -> RECORD -> disk, and the signed manifest says that the disk is complete. In detail:
+Promises that nothing in the environment is imported or started: a malicious `.pth` file runs before any check
+inside it could. The chain is lock -> wheel -> RECORD -> disk, and the signed manifest says that the disk is
+complete. In detail:
 
- V1  every file has the size, mode and sha256 of the manifest, and none is missing                          ST-E03
- V2  there is no other file: no start-up file, no bytecode, no link, nothing that no wheel explains         ST-E04
- V3  the wheels are exactly those that the lock pins for this interpreter                                   ST-E02
- V4  each installed RECORD lists the wheel's files with their hashes, and each file has one owner           ST-E04
- V5  start-up files (`.pth`) that packages bring are known by name and digest; being owned is not enough    ST-E04
- V6  the environment reads no packages from outside (system site packages)                                  ST-E10
- V7  the interpreter under it, its library and its standard library are those recorded                      ST-E09
+V1  every file has the size, mode and sha256 of the manifest, and none is missing
+ST-E03 V2  there is no other file: no start-up file, no bytecode, no link, nothing that no wheel explains
+ST-E04 V3  the wheels are exactly those that the lock pins for this interpreter
+ST-E02 V4  each installed RECORD lists the wheel's files with their hashes, and each file has one owner
+ST-E04 V5  start-up files (`.pth`) that packages bring are known by name and digest; being owned is not enough
+ST-E04 V6  the environment reads no packages from outside (system site packages)
+ST-E10 V7  the interpreter under it, its library and its standard library are those recorded
+ST-E09
 
-All findings are reported, never only the first. Standard library, `supplychain.artifact` and `supplychain.errors` only,
-so that it runs with any Python as `python -I -S -B .../supplychain/environment --prefix ENV --manifest HEX`.
+All findings are reported, never only the first. Standard library, `supplychain.artifact` and
+`supplychain.errors` only, so that it runs with any Python as `python -I -S -B .../supplychain/environment
+--prefix ENV --manifest HEX`.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ INTERPRETER = "interpreter.json"
 MAX_DOCUMENT = 16 << 20
 MAX_RECORD = 64 << 20
 
-# Start-up files that packages may bring: file name and sha256. Python executes their `import` lines at every start,
-# which is why a malicious release of 2026 used one, listed in its RECORD with a correct hash.
+# Start-up files that packages may bring: file name and sha256. Python executes their `import` lines at every
+# start, which is why a malicious release of 2026 used one, listed in its RECORD with a correct hash.
 ALLOWED_PTH = frozenset(
     {
         # setuptools: replaces distutils when asked to by an environment variable
@@ -62,7 +65,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Distribution:
-    """One package as it was installed; digests in hex: of the wheel, of its RECORD, and of its files (`wheel_digest`).
+    """One package as installed; digests in hex: of the wheel, its RECORD, and its files (`wheel_digest`).
 
     `info` is the name of its `.dist-info` folder.
     """
@@ -80,9 +83,9 @@ class Distribution:
 class EnvironmentFacts:
     """What was found. Only `findings` tells whether it may be used: empty means that every check passed.
 
-    `lock` is the sha256 of the lock that it was built from, `code` the identity of our own code in it (the sha256 of
-    its wheel, or the checkout of an editable install), `sealed` False for an editable environment, `bytes` and
-    `files` what was hashed, `seconds` how long it took.
+    `lock` is the sha256 of the lock that it was built from, `code` the identity of our own code in it (the
+    sha256 of its wheel, or the checkout of an editable install), `sealed` False for an editable environment,
+    `bytes` and `files` what was hashed, `seconds` how long it took.
     """
 
     prefix: Path
@@ -125,7 +128,7 @@ class EnvironmentFacts:
 
 
 def find_environment(explicit: Path | None = None) -> Path:
-    """The training environment: the one named, else SECURE_TRAIN_ENV, else `training` beside the gate's own."""
+    """The training environment: the one named, else SECURE_TRAIN_ENV, else `training` beside the gate's."""
     named = explicit or (Path(value) if (value := os.environ.get("SECURE_TRAIN_ENV")) else None)
     candidate = named or Path(sys.prefix).parent / "training"
     if not (candidate / ENVIRONMENT).is_file():
@@ -144,8 +147,9 @@ def verify_environment(
 ) -> EnvironmentFacts:
     """Check everything (V1 to V7) and report all findings; nothing of the environment is executed.
 
-    `manifest_digest` must come from a signature or a plan. `lock_bytes` is the lock that the caller expects; without
-    it the environment is compared with the lock digest it was built from only. `progress` gets numbers of bytes.
+    `manifest_digest` must come from a signature or a plan. `lock_bytes` is the lock that the caller expects;
+    without it the environment is compared with the lock digest it was built from only. `progress` gets
+    numbers of bytes.
     """
     started = time.monotonic()
     prefix = prefix.resolve()
@@ -173,7 +177,9 @@ def verify_environment(
         check.outside()
         check.interpreter(progress)
         facts = _facts(prefix, manifest_digest, document)
-    order = sorted(check.findings, key=lambda finding: (finding.code not in ("ST-E03", "ST-E04"), finding.where or ""))
+    order = sorted(
+        check.findings, key=lambda finding: (finding.code not in ("ST-E03", "ST-E04"), finding.where or "")
+    )
     return EnvironmentFacts(
         **{
             **facts.__dict__,
@@ -203,8 +209,8 @@ def _facts(prefix: Path, manifest_digest: str, document: dict[str, Any]) -> Envi
 def wheel_digest(entries: Iterable[tuple[str, str]]) -> str:
     """One digest of what a wheel puts into an environment: (path from the environment's root, sha256 in hex).
 
-    Scripts are left out (installing rewrites their first line), as are the rows that an installer adds. The same value
-    comes out of a wheel's RECORD and of the installed one.
+    Scripts are left out (installing rewrites their first line), as are the rows that an installer adds. The
+    same value comes out of a wheel's RECORD and of the installed one.
     """
     outer = hashlib.sha256()
     for path, sha256 in sorted(entries):
@@ -224,14 +230,21 @@ class _Check:
         self.findings: list[SecureTrainError] = []
         self.entries = {entry.path: entry for entry in manifest.files}
 
-    def add(self, code: str, what: str, path: str, *, expected: str | None = None, found: str | None = None) -> None:
+    def add(
+        self, code: str, what: str, path: str, *, expected: str | None = None, found: str | None = None
+    ) -> None:
         self.findings.append(
             SecureTrainError(
-                code, what, where=_printable(str(self.prefix / path)), expected=expected, found=found, next_step=_REBUILD
+                code,
+                what,
+                where=_printable(str(self.prefix / path)),
+                expected=expected,
+                found=found,
+                next_step=_REBUILD,
             )
         )
 
-    # V1, V2 ------------------------------------------------------------------------------------------------------
+    # V1, V2 -------------------------------------------------------------------------------------------------
 
     def tree(self, progress: Progress | None) -> None:
         """Every file against the manifest, largest first, on all cores."""
@@ -239,29 +252,50 @@ class _Check:
         self._walk("", str(self.prefix), present)
         for path in sorted(present.keys() - self.entries.keys()):
             if path != MANIFEST and not _is_bundle(path):
-                self.add("ST-E04", _unexplained(path), path, expected="no such file", found="a file that no wheel explains")
+                self.add(
+                    "ST-E04",
+                    _unexplained(path),
+                    path,
+                    expected="no such file",
+                    found="a file that no wheel explains",
+                )
         to_hash: list[tuple[FileEntry, int]] = []
         for path, entry in self.entries.items():
             status = present.get(path)
             if status is None:
-                self.add("ST-E03", "a file of the environment is missing", path, expected=f"{entry.size} bytes", found="none")
+                self.add(
+                    "ST-E03",
+                    "a file of the environment is missing",
+                    path,
+                    expected=f"{entry.size} bytes",
+                    found="none",
+                )
             elif status.st_size != entry.size:
                 self.add(
-                    "ST-E03", "an installed file changed its size", path,
-                    expected=f"{entry.size} bytes", found=f"{status.st_size} bytes",
-                )  # fmt: skip
+                    "ST-E03",
+                    "an installed file changed its size",
+                    path,
+                    expected=f"{entry.size} bytes",
+                    found=f"{status.st_size} bytes",
+                )
             else:
                 if (0o755 if status.st_mode & 0o111 else 0o644) != entry.mode or status.st_mode & 0o6000:
                     self.add(
-                        "ST-E03", "an installed file changed its mode", path,
-                        expected=f"{entry.mode:04o}", found=f"{stat.S_IMODE(status.st_mode):04o}",
-                    )  # fmt: skip
+                        "ST-E03",
+                        "an installed file changed its mode",
+                        path,
+                        expected=f"{entry.mode:04o}",
+                        found=f"{stat.S_IMODE(status.st_mode):04o}",
+                    )
                 to_hash.append((entry, status.st_size))
         for entry, found in _hash_all(self.prefix, [entry for entry, _ in to_hash], progress):
             self.add(
-                "ST-E03", "an installed file changed", entry.path,
-                expected=f"sha256:{entry.sha256}", found=found if found.startswith("cannot") else f"sha256:{found}",
-            )  # fmt: skip
+                "ST-E03",
+                "an installed file changed",
+                entry.path,
+                expected=f"sha256:{entry.sha256}",
+                found=found if found.startswith("cannot") else f"sha256:{found}",
+            )
 
     def _walk(self, prefix: str, folder: str, present: dict[str, os.stat_result]) -> None:
         try:
@@ -275,7 +309,13 @@ class _Check:
             path = prefix + entry.name
             if entry.is_symlink():
                 leads = os.readlink(entry.path)
-                self.add("ST-E04", "there is a link, and links can lead anywhere", path, expected="a file", found=f"-> {leads}")
+                self.add(
+                    "ST-E04",
+                    "there is a link, and links can lead anywhere",
+                    path,
+                    expected="a file",
+                    found=f"-> {leads}",
+                )
             elif entry.is_dir(follow_symlinks=False):
                 self._walk(path + "/", entry.path, present)
             elif entry.is_file(follow_symlinks=False):
@@ -283,13 +323,18 @@ class _Check:
             else:
                 self.add("ST-E04", "there is something that is neither file nor folder", path)
 
-    # environment.json --------------------------------------------------------------------------------------------
+    # environment.json ---------------------------------------------------------------------------------------
 
     def read(self, path: str, limit: int) -> bytes | None:
         """A file's bytes if they are as signed; a difference is already a finding."""
         entry = self.entries.get(path)
         if entry is None or entry.size > limit:
-            self.add("ST-E05", f"the environment has no usable {path}", path, expected="written by secure-train env build")
+            self.add(
+                "ST-E05",
+                f"the environment has no usable {path}",
+                path,
+                expected="written by secure-train env build",
+            )
             return None
         try:
             data = (self.prefix / path).read_bytes()
@@ -307,7 +352,7 @@ class _Check:
             self.findings.append(error)
             return None
 
-    # V3 ----------------------------------------------------------------------------------------------------------
+    # V3 -----------------------------------------------------------------------------------------------------
 
     def lock(self, document: dict[str, Any], data: bytes) -> None:
         try:
@@ -317,27 +362,49 @@ class _Check:
             return
         if lock.digest != document["lock"]:
             self.add(
-                "ST-E02", "the environment was built from another lock", ENVIRONMENT,
-                expected=f"sha256:{lock.digest}", found=f"sha256:{document['lock']}",
-            )  # fmt: skip
+                "ST-E02",
+                "the environment was built from another lock",
+                ENVIRONMENT,
+                expected=f"sha256:{lock.digest}",
+                found=f"sha256:{document['lock']}",
+            )
         installed = {item["name"]: item for item in document["distributions"]}
         for pin in self._pins(lock, document):
             item = installed.pop(pin.name, None)
             name = f"{pin.name}=={pin.version}"
             if item is None:
-                self.add("ST-E02", f"{pin.name} is locked and not installed", ENVIRONMENT, expected=name, found="nothing")
+                self.add(
+                    "ST-E02",
+                    f"{pin.name} is locked and not installed",
+                    ENVIRONMENT,
+                    expected=name,
+                    found="nothing",
+                )
             elif item["version"] != pin.version or item["sha256"] not in pin.hashes:
                 self.add(
-                    "ST-E02", f"{pin.name} is another one than is locked", ENVIRONMENT,
-                    expected=f"{name} sha256:{pin.hashes[0]}", found=f"{item['version']} sha256:{item['sha256']}",
-                )  # fmt: skip
+                    "ST-E02",
+                    f"{pin.name} is another one than is locked",
+                    ENVIRONMENT,
+                    expected=f"{name} sha256:{pin.hashes[0]}",
+                    found=f"{item['version']} sha256:{item['sha256']}",
+                )
         for item in installed.values():
-            if item["sha256"] != document["code"].get("sha256"):  # our own wheel is vouched for by its digest, not by a lock
+            if item["sha256"] != document["code"].get(
+                "sha256"
+            ):  # our own wheel is vouched for by its digest, not by a lock
                 name = f"{item['name']}=={item['version']}"
-                self.add("ST-E02", f"{item['name']} is installed and not locked", ENVIRONMENT, expected="no such package", found=name)
+                self.add(
+                    "ST-E02",
+                    f"{item['name']} is installed and not locked",
+                    ENVIRONMENT,
+                    expected="no such package",
+                    found=name,
+                )
 
     def _pins(self, lock: Lock, document: dict[str, Any]) -> Sequence[Pin]:
-        """The pins for the environment's interpreter. Without `packaging` the signed list of skipped ones is used."""
+        """The pins for the environment's interpreter. Without `packaging` the signed list of skipped ones is
+        used.
+        """
         try:
             return lock.applicable(document["markers"])
         except ModuleNotFoundError:
@@ -347,16 +414,18 @@ class _Check:
             self.findings.append(error)
             return ()
 
-    # V4 ----------------------------------------------------------------------------------------------------------
+    # V4 -----------------------------------------------------------------------------------------------------
 
     def records(self, document: dict[str, Any]) -> None:
-        """Each package's RECORD against the manifest (and so the disk) and the digest taken from its wheel."""
+        """Each package's RECORD against the manifest (and so the disk) and the digest from its wheel."""
         site = document["site"]
         owners: dict[str, str] = {}
         found = {
             path.split("/")[-2]: path
             for path in self.entries
-            if path.startswith(f"{site}/") and path.endswith(".dist-info/RECORD") and path.count("/") == site.count("/") + 2
+            if path.startswith(f"{site}/")
+            and path.endswith(".dist-info/RECORD")
+            and path.count("/") == site.count("/") + 2
         }
         for item in document["distributions"]:
             path = found.pop(item["info"], None)
@@ -368,17 +437,33 @@ class _Check:
                 owners.setdefault(name, item["name"])
             if wheel_digest((name, sha256) for name, sha256 in rows.items() if sha256) != item["files"]:
                 self.add(
-                    "ST-E03", f"the files of {item['name']} are not those of its wheel", path,
-                    expected=f"the contents of {item['wheel']}", found="a RECORD that says otherwise",
-                )  # fmt: skip
+                    "ST-E03",
+                    f"the files of {item['name']} are not those of its wheel",
+                    path,
+                    expected=f"the contents of {item['wheel']}",
+                    found="a RECORD that says otherwise",
+                )
         for path in found.values():
-            self.add("ST-E02", "a package is installed that the environment does not know of", path, expected="no such package")
+            self.add(
+                "ST-E02",
+                "a package is installed that the environment does not know of",
+                path,
+                expected="no such package",
+            )
         ours = {ENVIRONMENT, INTERPRETER, "pyvenv.cfg", "bin/python", "bin/python3"}
         for path in sorted(self.entries.keys() - owners.keys() - ours):
-            self.add("ST-E04", _unexplained(path), path, expected="a file of a package", found="a file that no package owns")
+            self.add(
+                "ST-E04",
+                _unexplained(path),
+                path,
+                expected="a file of a package",
+                found="a file that no package owns",
+            )
 
     def _rows(self, record: str, site: str) -> dict[str, str]:
-        """Paths from the environment's root, with the sha256 that RECORD states (empty where it may state none)."""
+        """Paths from the environment's root, with the sha256 that RECORD states (empty where it may state
+        none).
+        """
         data = self.read(record, MAX_RECORD)
         rows: dict[str, str] = {}
         if data is None:
@@ -391,35 +476,54 @@ class _Check:
         for row in listed:
             path = os.path.normpath(f"{site}/{row[0]}") if "\0" not in row[0] else "/"
             if path.startswith(("/", "../")) or path == ".." or len(row) != 3:
-                self.add("ST-E04", "a RECORD claims a file outside the environment", record, found=_printable(row[0][:200]))
+                self.add(
+                    "ST-E04",
+                    "a RECORD claims a file outside the environment",
+                    record,
+                    found=_printable(row[0][:200]),
+                )
                 continue
             sha256 = _hex(row[1])
             entry = self.entries.get(path)
             if entry is None or (sha256 != entry.sha256 and path != record):
                 self.add(
-                    "ST-E03", "a file is not the one that its package's RECORD lists", path,
-                    expected=f"sha256:{sha256 or 'none'}", found=f"sha256:{entry.sha256}" if entry else "no such file",
-                )  # fmt: skip
+                    "ST-E03",
+                    "a file is not the one that its package's RECORD lists",
+                    path,
+                    expected=f"sha256:{sha256 or 'none'}",
+                    found=f"sha256:{entry.sha256}" if entry else "no such file",
+                )
             rows[path] = sha256
         return rows
 
-    # V5 ----------------------------------------------------------------------------------------------------------
+    # V5 -----------------------------------------------------------------------------------------------------
 
     def startup(self, document: dict[str, Any]) -> None:
         editable = document["code"].get("editable")
         for path, entry in self.entries.items():
             leaf = path.rpartition("/")[2]
             if leaf.endswith(".pyc"):
-                self.add("ST-E04", "there is bytecode, which runs in place of its source", path, expected="no bytecode")
+                self.add(
+                    "ST-E04",
+                    "there is bytecode, which runs in place of its source",
+                    path,
+                    expected="no bytecode",
+                )
             if not leaf.endswith(".pth") and leaf not in _STARTUP:
                 continue
             if (leaf, entry.sha256) in ALLOWED_PTH:
                 continue
             if editable and leaf == "secure_train.pth" and self.read(path, 4096) == f"{editable}\n".encode():
                 continue
-            self.add("ST-E04", _unexplained(path), path, expected="a start-up file known by its digest", found=f"sha256:{entry.sha256}")
+            self.add(
+                "ST-E04",
+                _unexplained(path),
+                path,
+                expected="a start-up file known by its digest",
+                found=f"sha256:{entry.sha256}",
+            )
 
-    # V6 ----------------------------------------------------------------------------------------------------------
+    # V6 -----------------------------------------------------------------------------------------------------
 
     def outside(self) -> None:
         data = self.read("pyvenv.cfg", 65536)
@@ -432,12 +536,14 @@ class _Check:
                 settings[key.strip().lower()] = value.strip()
         if settings.get("include-system-site-packages", "true").lower() != "false":
             self.add(
-                "ST-E10", "the environment also reads the system's packages", "pyvenv.cfg",
+                "ST-E10",
+                "the environment also reads the system's packages",
+                "pyvenv.cfg",
                 expected="include-system-site-packages = false",
                 found=settings.get("include-system-site-packages", "not set"),
-            )  # fmt: skip
+            )
 
-    # V7 ----------------------------------------------------------------------------------------------------------
+    # V7 -----------------------------------------------------------------------------------------------------
 
     def interpreter(self, progress: Progress | None) -> None:
         data = self.read(INTERPRETER, MAX_DOCUMENT)
@@ -455,11 +561,13 @@ class _Check:
         changed = sorted(path for path in recorded.keys() | now.keys() if recorded.get(path) != now.get(path))
         if changed:
             first = changed[0]
-            state = "changed" if first in recorded and first in now else "missing" if first in recorded else "new"
+            state = (
+                "changed" if first in recorded and first in now else "missing" if first in recorded else "new"
+            )
             self.findings.append(
                 SecureTrainError(
                     "ST-E09",
-                    f"the interpreter under the environment is not the one that it was built on ({len(changed)} files differ)",
+                    f"the Python under the environment is not the one it was built on ({len(changed)} files differ)",
                     where=_printable(first),
                     expected=f"sha256:{recorded[first]}" if first in recorded else "no such file",
                     found=f"{state}: sha256:{now[first]}" if first in now else "missing",
@@ -515,12 +623,18 @@ def _unexplained(path: str) -> str:
     return "there is a file that came from no locked wheel"
 
 
-def _hash_all(prefix: Path, entries: Sequence[FileEntry], progress: Progress | None) -> list[tuple[FileEntry, str]]:
-    """The entries whose bytes differ, with what was found. Small files are hashed in batches: a task each costs more."""
+def _hash_all(
+    prefix: Path, entries: Sequence[FileEntry], progress: Progress | None
+) -> list[tuple[FileEntry, str]]:
+    """The entries whose bytes differ, with what was found. Small files are hashed in batches: a task each
+    costs more.
+    """
     order = sorted(entries, key=lambda entry: -entry.size)
     large = [entry for entry in order if entry.size >= 1 << 20]
     small = order[len(large) :]
-    batches = [[entry] for entry in large] + [small[start : start + 256] for start in range(0, len(small), 256)]
+    batches = [[entry] for entry in large] + [
+        small[start : start + 256] for start in range(0, len(small), 256)
+    ]
     root = str(prefix)
 
     def one(batch: list[FileEntry]) -> list[tuple[FileEntry, str]]:
@@ -575,17 +689,26 @@ def _hex(stated: str) -> str:
 
 def _printable(text: str) -> str:
     """A name for a message: what a terminal might obey is written as an escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -I -S -B .../supplychain/environment --prefix ENV --manifest HEX [--lock FILE]`; JSON on stdout."""
+    """`python -I -S -B .../supplychain/environment --prefix ENV --manifest HEX [--lock FILE]`; JSON on
+    stdout.
+    """
     parser = argparse.ArgumentParser(prog="environment", description="Verify an environment from outside.")
     parser.add_argument("--prefix", required=True, type=Path)
-    parser.add_argument("--manifest", required=True, help="sha256 of the manifest, from its signature or a plan")
+    parser.add_argument(
+        "--manifest", required=True, help="sha256 of the manifest, from its signature or a plan"
+    )
     parser.add_argument("--lock", type=Path)
     options = parser.parse_args(argv)
-    facts = verify_environment(options.prefix, options.manifest, options.lock.read_bytes() if options.lock else None)
+    facts = verify_environment(
+        options.prefix, options.manifest, options.lock.read_bytes() if options.lock else None
+    )
     answer = {
         "prefix": str(facts.prefix),
         "manifest": facts.manifest,

@@ -1,10 +1,10 @@
 """Wheels: obtaining the ones a lock pins, checking them, and unpacking them without running anything.
 
-Promises that no byte of a wheel is unpacked before its sha256 is one that the lock allows, that every file unpacked has
-the hash that the wheel's own RECORD states, and that nothing is written outside the environment, byte-compiled, or put
-over another package's file. pip only downloads (hash mode, no dependencies, no builds), through the user's own
-configuration; with a wheelhouse nothing is asked of the network. Wheels already obtained are kept, so a build that was
-stopped goes on where it was.
+Promises that no byte of a wheel is unpacked before its sha256 is one that the lock allows, that every file
+unpacked has the hash that the wheel's own RECORD states, and that nothing is written outside the environment,
+byte-compiled, or put over another package's file. pip only downloads (hash mode, no dependencies, no builds),
+through the user's own configuration; with a wheelhouse nothing is asked of the network. Wheels already
+obtained are kept, so a build that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Installed:
-    """An unpacked wheel: digests of its RECORD as shipped, and of the files that it lists (see `wheel_digest`)."""
+    """An unpacked wheel: digests of its RECORD as shipped, and of the files that it lists (see
+    `wheel_digest`).
+    """
 
     wheel: Wheel
     info: str
@@ -70,13 +72,15 @@ class Installed:
     files: str
 
 
-# --- obtaining ---------------------------------------------------------------------------------------------------
+# --- obtaining ----------------------------------------------------------------------------------------------
 
 
 def obtain(
     pins: Sequence[Pin], python: Interpreter, cache: Path, wheelhouse: Path | None, progress: Progress
 ) -> list[Wheel]:
-    """A checked wheel for every pin, in the pins' order; ST-E08 names what cannot be had, ST-E07 what differs."""
+    """A checked wheel for every pin, in the pins' order; ST-E08 names what cannot be had, ST-E07 what
+    differs.
+    """
     found: dict[str, Wheel] = {}
     folder = wheelhouse or cache
     if wheelhouse is None:
@@ -103,7 +107,7 @@ def obtain(
 
 
 def _candidates(folder: Path, python: Interpreter) -> dict[tuple[str, str], list[tuple[int, Path]]]:
-    """The wheels of a folder that this interpreter accepts: (name, version) to (rank of the best tag, file)."""
+    """The wheels that this interpreter accepts: (name, version) to (rank of the best tag, file)."""
     rank = {tag: index for index, tag in enumerate(python.tags)}
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     for path in sorted(folder.glob("*.whl")):
@@ -120,7 +124,7 @@ def _candidates(folder: Path, python: Interpreter) -> dict[tuple[str, str], list
 def _choose(
     pin: Pin, candidates: dict[tuple[str, str], list[tuple[int, Path]]], *, strict: bool
 ) -> Wheel | None:
-    """The best wheel of a pin. In a wheelhouse a wrong hash is refused; in our own cache it is a torn file."""
+    """The best wheel of a pin. A wrong hash is refused in a wheelhouse; in our cache it is a torn file."""
     for _, path in sorted(candidates.get((pin.name, canonicalize_version(pin.version)), [])):
         sha256 = file_sha256(path)
         if sha256 in pin.hashes:
@@ -136,14 +140,17 @@ def _differs(pin: Pin, path: Path, sha256: str) -> SecureTrainError:
         "ST-E07",
         f"the wheel of {pin.name} is not one that the lock allows",
         where=str(path),
-        expected=f"sha256:{pin.hashes[0]}" + (f" or {len(pin.hashes) - 1} others" if len(pin.hashes) > 1 else ""),
+        expected=f"sha256:{pin.hashes[0]}"
+        + (f" or {len(pin.hashes) - 1} others" if len(pin.hashes) > 1 else ""),
         found=f"sha256:{sha256}",
         next_step="do not install it; obtain the package again from a source that you trust",
     )
 
 
 def _download(pins: Sequence[Pin], python: Interpreter, cache: Path, progress: Progress) -> list[Wheel]:
-    """Fetch each wheel by its own pip call, a few at once, so that each one kept is one less to fetch next time."""
+    """Fetch each wheel by its own pip call, a few at once, so that each one kept is one less to fetch next
+    time.
+    """
     started = time.monotonic()
     wheels: list[Wheel] = []
     with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as partial:
@@ -190,7 +197,16 @@ def _download_one(pin: Pin, python: Interpreter, folder: Path, cache: Path, stop
     if Path(os.path.realpath(sys.executable)) != python.executable:
         command += ["--python", str(python.executable)]
     command += ["download", "--quiet", "--progress-bar", "off", "--disable-pip-version-check", "--no-input"]
-    command += ["--require-hashes", "--no-deps", "--only-binary", ":all:", "-d", str(folder), "-r", str(requirement)]
+    command += [
+        "--require-hashes",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "-d",
+        str(folder),
+        "-r",
+        str(requirement),
+    ]
     output, code = _run(command, folder, stop)
     wheels = list(folder.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
@@ -234,7 +250,8 @@ def _explain(pin: Pin, output: str) -> SecureTrainError:
         return SecureTrainError(
             "ST-E07",
             f"the index served another file for {name} than the lock pins",
-            expected=f"sha256:{pin.hashes[0]}" + (" or another that the lock lists" if len(pin.hashes) > 1 else ""),
+            expected=f"sha256:{pin.hashes[0]}"
+            + (" or another that the lock lists" if len(pin.hashes) > 1 else ""),
             found=f"sha256:{got[1]}" if got else "another digest",
             next_step="do not install it; compare the index with another one",
         )
@@ -247,7 +264,7 @@ def _explain(pin: Pin, output: str) -> SecureTrainError:
     )
 
 
-# --- unpacking ---------------------------------------------------------------------------------------------------
+# --- unpacking ----------------------------------------------------------------------------------------------
 
 
 class _CheckedStream(io.RawIOBase):
@@ -270,7 +287,7 @@ class _CheckedStream(io.RawIOBase):
 
 
 class _CheckedWheel(WheelFile):
-    """A wheel whose every file is compared with its RECORD as it is read, so that nothing is inflated twice."""
+    """A wheel whose files are compared with its RECORD as they are read: nothing is inflated twice."""
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         for record, stream, executable in super().get_contents():
@@ -343,15 +360,25 @@ class _Destination(SchemeDictionaryDestination):
 
 
 def unpack(
-    wheels: Sequence[Wheel], root: Path, final: Path, site: str, *, editable: bool, threads: int, progress: Progress
+    wheels: Sequence[Wheel],
+    root: Path,
+    final: Path,
+    site: str,
+    *,
+    editable: bool,
+    threads: int,
+    progress: Progress,
 ) -> list[Installed]:
     """Unpack into `root`, which will be renamed to `final`; `site` is site-packages relative to it."""
     claims = Claims()
     started = time.monotonic()
-    order = sorted(wheels, key=lambda wheel: -wheel.path.stat().st_size)  # the largest alone at the end costs most
+    order = sorted(
+        wheels, key=lambda wheel: -wheel.path.stat().st_size
+    )  # the largest alone at the end costs most
     with ThreadPoolExecutor(threads) as pool:
         jobs = {
-            wheel.pin.name: pool.submit(_unpack_one, wheel, root, final, site, claims, editable) for wheel in order
+            wheel.pin.name: pool.submit(_unpack_one, wheel, root, final, site, claims, editable)
+            for wheel in order
         }
         last = started
         while pending := [job for job in jobs.values() if not job.done()]:
@@ -385,7 +412,15 @@ def _unpack_one(
             _check_contents(wheel, source, record, editable)
             installer.install(source, destination, {"INSTALLER": b"secure-train\n"})
             info, data = source.dist_info_dir, source.data_dir
-    except (_Bad, InstallerError, ValueError, KeyError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except (
+        _Bad,
+        InstallerError,
+        ValueError,
+        KeyError,
+        zipfile.BadZipFile,
+        EOFError,
+        NotImplementedError,
+    ) as error:
         raise SecureTrainError(
             "ST-E07",
             f"the wheel of {wheel.pin.name} is malformed: {error}",
@@ -407,7 +442,7 @@ def _unpack_one(
 
 
 def _placed(path: str, data: str, site: str, name: str) -> str:
-    """Where a wheel's file ends up, from the environment's root; empty for scripts, whose first line changes."""
+    """Where a wheel's file ends up, from the environment's root; empty for scripts, which are rewritten."""
     if not path.startswith(f"{data}/"):
         return f"{site}/{path}"
     scheme, _, rest = path.removeprefix(f"{data}/").partition("/")
@@ -424,7 +459,11 @@ def check_archive(archive: zipfile.ZipFile) -> None:
     for entry in entries:
         name = entry.filename
         parts = name.rstrip("/").split("/")
-        if not _SAFE.fullmatch(name) or name.startswith("/") or any(part in ("", ".", "..") for part in parts):
+        if (
+            not _SAFE.fullmatch(name)
+            or name.startswith("/")
+            or any(part in ("", ".", "..") for part in parts)
+        ):
             raise _Bad(f"it holds the unsafe name {name!r:.100}")
         if name in seen:
             raise _Bad(f"it holds {name!r:.100} twice")
@@ -434,9 +473,11 @@ def check_archive(archive: zipfile.ZipFile) -> None:
 
 
 def _check_contents(wheel: Wheel, source: WheelFile, record: str, editable: bool) -> None:
-    """Nothing that Python would run by itself: start-up files only if known by name and digest, no bytecode."""
+    """Nothing that Python runs by itself: start-up files only if known by their digest, no bytecode."""
     name, version, _, _ = parse_wheel_filename(wheel.path.name)
-    if normalize(name) != wheel.pin.name or canonicalize_version(version) != canonicalize_version(wheel.pin.version):
+    if normalize(name) != wheel.pin.name or canonicalize_version(version) != canonicalize_version(
+        wheel.pin.version
+    ):
         raise _Bad(f"its name says {name} {version}")
     for path, stated, _ in record_rows(record):
         leaf = path.rpartition("/")[2]
@@ -451,7 +492,7 @@ def _check_contents(wheel: Wheel, source: WheelFile, record: str, editable: bool
                     where=f"{wheel.path.name}: {path}",
                     expected="none, or one that is known by its digest",
                     found=stated,
-                    next_step="find out what it does; this is how malicious releases run without being imported",
+                    next_step="find out what it does; malicious releases run this way without being imported",
                 )
 
 
