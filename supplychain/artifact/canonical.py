@@ -18,7 +18,7 @@ from supplychain.errors import SecureTrainError
 MAX_INTEGER = 2**53 - 1
 MAX_DOCUMENT = 256 << 20  # bytes; a manifest of a million files is about 250 MB
 MAX_DEPTH = 64  # far below what the interpreter's stack takes, whatever is done with the value later
-_ESCAPED_SURROGATE = re.compile(rb"\\\\u[dD][89a-fA-F]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def canonical_json(value: Any) -> bytes:

@@ -117,6 +117,8 @@ class Manifest:
             manifest = Manifest(_kind(document["kind"]), tuple(_entry(item) for item in document["files"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SecureTrainError("ST-A02", f"the manifest is malformed: {error}", where=where) from None
+        if not manifest.files:
+            raise SecureTrainError("ST-A02", "the manifest names no file", where=where)
         paths = [file.path for file in manifest.files]
         clash = tree.collision(paths)
         if clash:

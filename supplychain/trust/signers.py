@@ -69,7 +69,7 @@ def add_signature(root: Path, manifest: Manifest, signer: Signer) -> Path:
 
 
 def _refuse_namesake(root: Path, path: Path, key: VerifyingKey) -> None:
-    """The signature of another key that has the same name must not be overwritten: a threshold may need it."""
+    """Another key of the same name may have signed: its signature must not be overwritten."""
     try:
         data = tree.read_file(root, f"{SIGNATURES}/{path.name}", limit=bundle.MAX_BUNDLE, code="ST-S03")
     except FileNotFoundError:
