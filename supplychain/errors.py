@@ -264,6 +264,87 @@ CODES: dict[str, Code] = {
         "The environment also imports packages from outside itself (the system's site packages), so what is installed there runs as well. Build a "
         "closed one: `secure-train env build`.",
     ),
+    # --- data: the corpus, preparation, datasets and the loader ------------------------------------------
+    "ST-D01": Code(
+        REFUSED_INTEGRITY,
+        "corpus changed",
+        "The text that is packaged with secure-train, or the archive that it is made from, is not the one"
+        " that was released. Its digests stand in trainer/corpus/manifest.json.",
+    ),
+    "ST-D02": Code(
+        USAGE,
+        "source malformed",
+        "A file that datasets are prepared from is not what its name says: broken or truncated "
+        "compression, text that is not UTF-8, a JSON line without the text, or a format that is not "
+        "known. Nothing was written; records are never left out silently.",
+    ),
+    "ST-D03": Code(
+        USAGE,
+        "no documents",
+        "The sources hold no text, or none of it falls into a split that was asked for, so there is no "
+        "dataset to write.",
+    ),
+    "ST-D04": Code(
+        USAGE,
+        "tokenizer cannot be used",
+        "The tokenizer file cannot be loaded, has no token that ends a document, or could not be trained "
+        "to the size asked for.",
+    ),
+    "ST-D05": Code(
+        REFUSED_INTEGRITY,
+        "source changed meanwhile",
+        "A source file was written to while it was being prepared, so no digest describes what was read. "
+        "Prepare from a folder that nobody changes.",
+    ),
+    "ST-D06": Code(
+        REFUSED_INTEGRITY,
+        "dataset malformed",
+        "dataset.json is not well-formed, or does not agree with the files beside it: sizes, counts, "
+        "names, splits, token type. A dataset that was signed can still be wrong; it is refused before "
+        "any of it is used.",
+    ),
+    "ST-D07": Code(
+        REFUSED_INTEGRITY,
+        "document index malformed",
+        "The document ends in an .idx file do not increase, or do not end where the shard ends.",
+    ),
+    "ST-D08": Code(
+        USAGE,
+        "data schedule cannot be used",
+        "The stages, weights, seed or batch of a run make no order: stages must begin at sample 0 and "
+        "follow each other, weights are positive integers, and each stage draws from datasets that the "
+        "run has.",
+    ),
+    "ST-D09": Code(
+        USAGE,
+        "datasets do not fit together",
+        "The datasets of a run were made with different tokenizers, or one is too small for a single "
+        "sample of the sequence length.",
+    ),
+    "ST-D10": Code(
+        REFUSED_INTEGRITY,
+        "loader state does not fit the run",
+        "The state of the data loader was saved under another seed, sequence length, dataset or schedule "
+        "than the run has now, or was changed. Going on would repeat or lose samples silently. What came "
+        "before a resumed sample cannot be changed; what comes after can, by a new stage.",
+    ),
+    "ST-D11": Code(
+        REFUSED_INTEGRITY,
+        "token outside the vocabulary",
+        "A shard holds a token that the dataset's own vocabulary size excludes. The data was made with "
+        "another tokenizer than it says, or is hostile.",
+    ),
+    "ST-D12": Code(
+        USAGE,
+        "preparation is running",
+        "Another process prepares a dataset into the same folder.",
+    ),
+    "ST-D13": Code(
+        USAGE,
+        "preparation worker died",
+        "A worker process of the preparation ended without a word, most often because the machine ran out"
+        " of memory and its kernel killed it. Nothing was left under the final name.",
+    ),
     # --- runs -----------------------------------------------------------------------------------------------
     "ST-R01": Code(
         REFUSED_INTEGRITY,
