@@ -8,6 +8,7 @@ Standard library only: it is imported on both sides of the gate.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 # Exit codes, the same for every verb.
 DONE = 0
@@ -255,14 +256,15 @@ CODES: dict[str, Code] = {
     "ST-E09": Code(
         REFUSED_INTEGRITY,
         "interpreter changed",
-        "The Python under the environment, its shared library or its standard library is not the one that the environment was built on. After an "
-        "update of the system's Python build the environment again; without one, find out who changed it.",
+        "The Python under the environment, its shared library or its standard library is not the one that "
+        "the environment was built on. After an update of the system's Python build the environment again;"
+        " without one, find out who changed it.",
     ),
     "ST-E10": Code(
         REFUSED_INTEGRITY,
         "environment reads from outside",
-        "The environment also imports packages from outside itself (the system's site packages), so what is installed there runs as well. Build a "
-        "closed one: `secure-train env build`.",
+        "The environment also imports packages from outside itself (the system's site packages), so what "
+        "is installed there runs as well. Build a closed one: `secure-train env build`.",
     ),
     # --- data: the corpus, preparation, datasets and the loader ------------------------------------------
     "ST-D01": Code(
@@ -398,7 +400,7 @@ class SecureTrainError(Exception):
 
     `code` is a key of `CODES` and decides the exit code; `what` is one sentence; `where` names the file, key
     or line; `expected` and `found` are short texts (digests, names, counts); `next_step` is a command or an
-    action. Each is one line: characters that do not print are escaped.
+    action.
     """
 
     def __init__(
@@ -411,22 +413,34 @@ class SecureTrainError(Exception):
         found: str | None = None,
         next_step: str | None = None,
     ) -> None:
-        super().__init__(_printable(what))
+        super().__init__(what)
         self.code = code
-        self.what = _printable(what)
-        self.where = where and _printable(where)
-        self.expected = expected and _printable(expected)
-        self.found = found and _printable(found)
-        self.next_step = next_step and _printable(next_step)
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.found = found
+        self.next_step = next_step
+        self.exit_code = CODES[code].exit_code if code in CODES else BUG
 
-    @property
-    def exit_code(self) -> int:
-        return CODES[self.code].exit_code
+    @staticmethod
+    def reported(report: dict[str, Any]) -> SecureTrainError:
+        """The error that another process of ours reported, as `as_dict` writes it; its codes may be of
+        another catalogue.
+        """
+        texts = {name: report.get(name) for name in ("where", "expected", "found", "next_step")}
+        error = SecureTrainError(
+            str(report.get("code")),
+            str(report.get("what")),
+            **{name: None if text is None else str(text) for name, text in texts.items()},
+        )
+        code = report.get("exit_code")
+        error.exit_code = code if isinstance(code, int) and 0 < code < 256 else BUG
+        return error
 
     def as_dict(self) -> dict[str, str | int | None]:
         return {
             "code": self.code,
-            "title": CODES[self.code].title,
+            "title": CODES[self.code].title if self.code in CODES else "",
             "what": self.what,
             "where": self.where,
             "expected": self.expected,
@@ -437,12 +451,11 @@ class SecureTrainError(Exception):
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.what}"]
-        for label, value in (
+        labels = (
             ("where", self.where),
             ("expected", self.expected),
             ("found", self.found),
             ("next", self.next_step),
-        ):
-            if value is not None:
-                lines.append(f"  {label}: {value}")
+        )
+        lines += [f"  {label}: {value}" for label, value in labels if value is not None]
         return "\n".join(lines)

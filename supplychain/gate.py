@@ -256,6 +256,16 @@ def decide(
     )
 
 
+def require_environment(
+    prefix: Path, trusted: Policy, *, progress: Progress | None = None
+) -> EnvironmentFacts:
+    """The check that anything passes before it runs in the environment; raises the first finding."""
+    signed = verify_artifact(
+        prefix, trusted.trust, trusted.rule("environment").signed_by, kinds={"environment"}
+    )
+    return verify_environment(prefix, signed.manifest.digest, progress=progress).require()
+
+
 def _reads(gate: _Gate, trusted: Policy | None) -> None:
     """How the loader may verify blocks."""
     asked = gate.request.reads

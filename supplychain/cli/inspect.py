@@ -1,0 +1,83 @@
+"""`secure-train inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from supplychain.artifact import SIGNATURES, Manifest, parse_json, read_manifest
+from supplychain.cli.options import json_option
+from supplychain.cli.output import Console
+from supplychain.plan import FILE, Plan
+from supplychain.trust import bundle, roots
+
+SHOWN = 20  # files listed unless --all
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--all", "every", is_flag=True, help="List every file.")
+@json_option
+def command(folder: Path, every: bool, as_json: bool) -> int:
+    """Show what FOLDER claims to be: its manifest, files and signers. Nothing is verified; `verify` does
+    that.
+    """
+    console = Console(as_json)
+    if (folder / FILE).is_file():
+        return _run(console, folder)
+    manifest = Manifest.parse(read_manifest(folder), where=str(folder))
+    signatures = [_signature(path) for path in sorted((folder / SIGNATURES).glob("*.sigstore.json"))]
+    console.text(f"{manifest.kind}: {len(manifest.files)} files, {manifest.total_bytes} bytes")
+    console.text(f"  manifest  sha256:{manifest.digest}")
+    for item in signatures:
+        console.text(f"  claims to be signed by {item['name']} (sha256:{item['key']})")
+    if not signatures:
+        console.text("  not signed")
+    files = manifest.files if every else manifest.files[:SHOWN]
+    for file in files:
+        console.text(f"  {file.size:>14}  {file.mode:04o}  sha256:{file.sha256[:16]}...  {file.path}")
+    if len(files) < len(manifest.files):
+        console.text(f"  ... and {len(manifest.files) - len(files)} more (--all)")
+    console.text("nothing was verified: secure-train verify does that")
+    console.answer(
+        "inspect",
+        0,
+        kind=manifest.kind,
+        manifest=manifest.digest,
+        signatures=signatures,
+        files=[file.as_dict() for file in manifest.files],
+    )
+    return 0
+
+
+def _signature(path: Path) -> dict[str, Any]:
+    """Whose key a bundle names; the name is what this host calls that key."""
+    parsed = bundle.parse(path.read_bytes(), where=str(path))
+    known = {key.identifier: key.name for key in [*roots.key_store().list(), *roots.policy_keys().list()]}
+    statement = parse_json(parsed.payload, what=f"the statement in {path}", code="ST-S03")
+    kind = statement.get("predicateType") if isinstance(statement, dict) else None
+    return {
+        "file": path.name,
+        "key": parsed.key_hint,
+        "name": known.get(parsed.key_hint, "a key unknown here"),
+        "predicateType": kind,
+    }
+
+
+def _run(console: Console, folder: Path) -> int:
+    plan = Plan.read(folder)
+    document = plan.document
+    console.text(f"run {plan.run_id}, segment {plan.segment}, plan sha256:{plan.digest}")
+    console.text(
+        f"  policy {document['policy']['id']} sha256:{document['policy']['sha256'][:16]}...; code "
+        f"{document['code']['kind']} sha256:{document['code']['sha256'][:16]}..."
+    )
+    for item in plan.inputs:
+        console.text(f"  {item.kind} {item.name} sha256:{item.manifest[:16]}...  {item.path}")
+    console.text(f"  environment {plan.environment['prefix']} sha256:{plan.environment['manifest'][:16]}...")
+    console.text(f"  {plan.launch['processes']} processes on {plan.launch['device']}")
+    console.text("nothing was verified: secure-train verify does that")
+    console.answer("inspect", 0, plan=plan.digest, document=document)
+    return 0
