@@ -400,7 +400,7 @@ class SecureTrainError(Exception):
 
     `code` is a key of `CODES` and decides the exit code; `what` is one sentence; `where` names the file, key
     or line; `expected` and `found` are short texts (digests, names, counts); `next_step` is a command or an
-    action.
+    action. Each is one line: characters that do not print are escaped.
     """
 
     def __init__(
@@ -413,13 +413,13 @@ class SecureTrainError(Exception):
         found: str | None = None,
         next_step: str | None = None,
     ) -> None:
-        super().__init__(what)
+        super().__init__(_printable(what))
         self.code = code
-        self.what = what
-        self.where = where
-        self.expected = expected
-        self.found = found
-        self.next_step = next_step
+        self.what = _printable(what)
+        self.where = where and _printable(where)
+        self.expected = expected and _printable(expected)
+        self.found = found and _printable(found)
+        self.next_step = next_step and _printable(next_step)
         self.exit_code = CODES[code].exit_code if code in CODES else BUG
 
     @staticmethod
