@@ -13,14 +13,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from supplychain.artifact.digest import Progress
 from supplychain.errors import SecureTrainError
-from supplychain.gate import Decision
-from supplychain.lineage import Node
+
+if TYPE_CHECKING:  # every verb prints, and most need neither the gate nor what it imports
+    from supplychain.gate import Decision
+    from supplychain.lineage import Node
 
 SCHEMA = "urn:secure-train:answer:v1"
 _COLORS = {"pass": "green", "verified": "green", "fail": "red", "failed": "red", "not checked": "yellow"}
