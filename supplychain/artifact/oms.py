@@ -67,7 +67,7 @@ def signed_files(statement: dict[str, Any], *, where: str) -> dict[str, str]:
             )
         consistent = (
             all(set(item) == {"name", "algorithm", "digest"} for item in resources)
-            and all(item["algorithm"] == "sha256" for item in resources)
+            and all(item["algorithm"] == "sha256" and isinstance(item["name"], str) for item in resources)
             and len(signed) == len(resources)
             and len(subjects) == 1
             and subjects[0]["digest"] == {"sha256": _subject_digest(resources)}
