@@ -567,7 +567,7 @@ class _Check:
             self.findings.append(
                 SecureTrainError(
                     "ST-E09",
-                    f"the Python under the environment is not the one it was built on ({len(changed)} files differ)",
+                    f"the Python under the environment is not as it was ({len(changed)} files differ)",
                     where=_printable(first),
                     expected=f"sha256:{recorded[first]}" if first in recorded else "no such file",
                     found=f"{state}: sha256:{now[first]}" if first in now else "missing",
