@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import lzma
 import re
+from functools import cache
 from importlib import resources
 
 from supplychain.artifact import SecureTrainError, parse_json
@@ -31,6 +32,7 @@ _HEADING = re.compile(
 )
 
 
+@cache
 def text() -> str:
     """The whole text. ST-D01 if the packaged file, or what it unpacks to, is not the one that was
     released."""
