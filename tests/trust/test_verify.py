@@ -254,8 +254,9 @@ def test_v3_the_signature_of_another_statement_is_refused() -> None:
 def test_v3_the_signature_covers_the_payload_type() -> None:
     """A signature over the bare payload, or over the mis-encoded form that was in use once, is none."""
     data = json.dumps(STATEMENT).encode()
-    kind = bundle.PAYLOAD_TYPE.encode()
-    for message in (data, b"DSSEV1 %d %s %d %s" % (len(kind), kind, len(data), data), kind + data):
+    kind = bundle.PAYLOAD_TYPE
+    misencoded = f"DSSEV1 {len(kind)} {kind} {len(data)} {data!r}".encode()
+    for message in (data, misencoded, kind.encode() + data):
         forged = bundle.emit(data, key("alice").sign(message), key("alice").public.identifier)
         with refused("ST-S01"):
             statement(forged.data)

@@ -1,0 +1,102 @@
+"""One signature, two readers: model-signing verifies what we sign; why what it signs is not enough for us."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from supplychain.artifact import SIGNATURES, build_manifest
+from supplychain.trust import bundle
+from supplychain.trust.keys import ALGORITHMS, SigningKey
+from supplychain.trust.signers import LocalSigner, add_signature
+from tests.artifact.support import flip, make_tree, refused
+from tests.attacks import peer
+from tests.trust.support import bundle_path, check, key, payload, signed
+
+SHARD = "shards/shard-00000.bin"
+
+
+@pytest.mark.parametrize("algorithm", ["ecdsa-p256", "ecdsa-p384", "ecdsa-p521"])
+def test_model_signing_verifies_what_we_sign(tmp_path: Path, algorithm: str) -> None:
+    signer = SigningKey("me", ALGORITHMS[algorithm]())
+    root = tmp_path / "artifact"
+    signed(root, signer)
+    assert peer.accepts(root, bundle_path(root, "me"), signer.public)
+    flip(root / SHARD, 5)
+    assert not peer.accepts(root, bundle_path(root, "me"), signer.public)
+    flip(root / SHARD, 5)
+    (root / "extra").write_bytes(b"")
+    assert not peer.accepts(root, bundle_path(root, "me"), signer.public)
+    (root / "extra").unlink()
+    assert not peer.accepts(root, bundle_path(root, "me"), key("mallory").public)
+    assert peer.accepts(root, bundle_path(root, "me"), signer.public)
+
+
+def test_model_signing_verifies_each_of_several_signatures(tmp_path: Path) -> None:
+    root = tmp_path / "artifact"
+    add_signature(root, signed(root), LocalSigner(key("bob")))
+    assert sorted(os.listdir(root / SIGNATURES)) == ["alice.sigstore.json", "bob.sigstore.json"]
+    for name in ("alice", "bob"):
+        assert peer.accepts(root, bundle_path(root, name), key(name).public)
+
+
+def test_files_of_git_are_covered_by_us_and_ignored_by_model_signing(tmp_path: Path) -> None:
+    """Its default leaves `.gitattributes` out, whatever the signature lists: such a folder it can only verify
+    when told not to. We never leave anything out.
+    """
+    root = tmp_path / "artifact"
+    signed(root, files={".gitattributes": b"*.bin filter=lfs\n", "a.bin": b"1"})
+    check(root)
+    assert ".gitattributes" in [item["name"] for item in payload(bundle_path(root))["predicate"]["resources"]]
+    assert not peer.accepts(root, bundle_path(root), key("alice").public)
+    assert peer.accepts(root, bundle_path(root), key("alice").public, git_paths=True)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> tuple[Path, Path, SigningKey]:
+    """A folder that model-signing signed, its signature file, and the key."""
+    signer = key("peer")
+    root = make_tree(tmp_path / "model")
+    path = tmp_path / "peer.key"
+    path.write_bytes(
+        signer._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    peer.sign(root, root / "model.sig", path)
+    return root, root / "model.sig", signer
+
+
+def test_what_model_signing_signs_is_parsed(foreign: tuple[Path, Path, SigningKey]) -> None:
+    """The envelope is the same: key, signature and statement are read and right."""
+    _, path, signer = foreign
+    parsed = bundle.parse(path.read_bytes(), where=str(path))
+    assert parsed.key_hint == signer.public.identifier
+    assert signer.public.accepts(bundle.pae(parsed.payload), parsed.signature)
+
+
+def test_a_folder_that_only_model_signing_signed_has_no_manifest(
+    foreign: tuple[Path, Path, SigningKey],
+) -> None:
+    """No sizes, modes, block digests and identity: a named refusal, with the way to mend it."""
+    root, path, signer = foreign
+    with refused("ST-A09", "no manifest", f"secure-train sign {root}"):
+        check(root, signer)
+    # Its bundle among our signatures is another statement than ours: it leaves files out.
+    build_manifest(root, "dataset")
+    bundle_path(root, "peer").parent.mkdir()
+    bundle_path(root, "peer").write_bytes(path.read_bytes())
+    with refused("ST-S04", "lists its files in a way that is not accepted"):
+        check(root, signer)
+
+
+def test_both_signatures_live_side_by_side(foreign: tuple[Path, Path, SigningKey]) -> None:
+    """Adopting a folder that carries a `model.sig`: it becomes a file like any other."""
+    root, _, _ = foreign
+    manifest = signed(root, files={})
+    assert manifest.has("model.sig")
+    check(root)
+    assert peer.accepts(root, bundle_path(root), key("alice").public)
