@@ -1,1 +1,1 @@
-"""secure-train: the gate, and what it judges. Importing this package costs nothing: both environments hold it."""
+"""secure-train: the gate, and what it judges. Importing it costs nothing: both environments have it."""

@@ -5,6 +5,7 @@ imported.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -167,6 +168,18 @@ def test_every_package_is_in_the_wheel_and_every_dependency_has_a_reason() -> No
     for requirement in stated:
         (line,) = [line for line in text.splitlines() if f'"{requirement}"' in line]
         assert "#" in line.split(f'"{requirement}"')[1], f"{requirement} has no reason"
+
+
+def test_actions_are_pinned_by_commit_and_get_no_rights() -> None:
+    for file in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        text = file.read_text()
+        uses = re.findall(r"uses:\s*(\S.*)", text)
+        assert uses
+        for line in uses:
+            assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line), f"{file.name}: {line}"
+        assert text.count("persist-credentials: false") == text.count("actions/checkout@")
+        assert "\npermissions: {}\n" in text
+        assert "pull_request_target" not in text
 
 
 def test_the_repository_names_no_registry_and_no_machine() -> None:
