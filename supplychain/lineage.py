@@ -269,9 +269,7 @@ def _artifact(
     for error in found:
         _fail(node, error)
     signers = ", ".join(f"{key.name} ({key.identifier[:12]})" for key in signed.signers)
-    node.note = (
-        f"{signed.manifest.kind}, {size}, sha256:{signed.manifest.digest[:16]}..., signed by {signers}"
-    )
+    node.note = f"{size}, sha256:{signed.manifest.digest[:16]}..., signed by {signers}"
     return node
 
 

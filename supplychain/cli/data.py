@@ -102,7 +102,7 @@ def prepare(
     for kind, folder in made.items():
         console.text(f"{folder}: {kind}, sha256:{manifests[kind]}, signed by {signer.public.name}")
     console.text(
-        "  " + ", ".join(f"{name} {value}" for name, value in counts.items() if isinstance(value, (str, int)))
+        "  " + ", ".join(f"{counts.get(name, '?')} {name}" for name in ("documents", "tokens", "shards"))
     )
     console.answer("data prepare", 0, manifests=manifests, counts=counts, signer=signer.public.identifier)
     return 0

@@ -197,7 +197,7 @@ def _break_it(
 ) -> None:
     """Three commands that the reader can paste: each changes a file and ends in a refusal that names it."""
     shard = next(iter(sorted((work / "data").glob("*.bin"))))
-    weights = next(iter(sorted(last.glob("*.safetensors"))))
+    weights = next(iter(sorted(last.rglob("*.safetensors"))))
     module = next(iter(sorted(prefix.glob("lib/python*/site-packages/numpy/version.py"))))
     overwrite = "printf TAMPERED | dd of={} bs=1 seek=4096 conv=notrunc status=none; "
     verify = f"{program} verify {{}} --policy {policy}; echo exit $?"

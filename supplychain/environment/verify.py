@@ -55,6 +55,7 @@ ALLOWED_PTH = frozenset(
         ("distutils-precedence.pth", "2638ce9e2500e572a5e0de7faed6661eb569d1b696fcba07b0dd223da5f5d224"),
     }
 )
+_EDITABLE_PTH = "_editable_impl_secure_train.pth"  # what our build backend puts into an editable wheel
 _STARTUP = ("sitecustomize.py", "usercustomize.py")
 # Rows that an installer adds to a RECORD; everything else must have come from the wheel.
 _INSTALLER_ROWS = ("INSTALLER", "REQUESTED", "direct_url.json", "RECORD")
@@ -513,8 +514,12 @@ class _Check:
                 continue
             if (leaf, entry.sha256) in ALLOWED_PTH:
                 continue
-            if editable and leaf == "secure_train.pth" and self.read(path, 4096) == f"{editable}\n".encode():
-                continue
+            if (
+                editable
+                and leaf == _EDITABLE_PTH
+                and (self.read(path, 4096) or b"").strip() == editable.encode()
+            ):
+                continue  # it leads to the checkout that environment.json names, and does nothing else
             self.add(
                 "ST-E04",
                 _unexplained(path),
