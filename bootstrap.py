@@ -25,6 +25,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -236,11 +237,23 @@ def run_pip(command: Sequence[str], what: str, total: int = 0, quiet: bool = Fal
         universal_newlines=True,
         errors="replace",
     )
-    assert process.stdout is not None
+    try:
+        tail = watch_pip(process, what, total, quiet)
+    except BaseException:  # Ctrl-C: pip is stopped with us
+        process.kill()
+        raise
+    finally:
+        process.wait()
+    if process.returncode != 0:
+        explain_pip("\n".join(tail), what)
+
+
+def watch_pip(process: subprocess.Popen[str], what: str, total: int, quiet: bool) -> list[str]:
+    """A line every few seconds, and for every large file; returns the end of what pip said."""
     tail: list[str] = []
     count = 0
     last = time.monotonic()
-    for line in process.stdout:
+    for line in process.stdout or ():
         tail.append(line.rstrip())
         del tail[:-200]
         if line.startswith("Collecting "):
@@ -253,8 +266,7 @@ def run_pip(command: Sequence[str], what: str, total: int = 0, quiet: bool = Fal
         elif not quiet and time.monotonic() - last > 3:
             say(f"  {what}: {count} of {total} packages" if total else f"  {what}: {count} packages")
             last = time.monotonic()
-    if process.wait() != 0:
-        explain_pip("\n".join(tail), what)
+    return tail
 
 
 def explain_pip(output: str, what: str) -> NoReturn:
@@ -272,7 +284,7 @@ def explain_pip(output: str, what: str) -> NoReturn:
             "do not install it; compare the package index with another one",
             3,
         )
-    missing = re.search(r"No matching distribution found for (\S+)", output)
+    missing = re.search(r"(?:No matching distribution found for|Cannot install) (\S+)", output)
     unreachable = re.search(
         r"NewConnectionError|ConnectionError|Temporary failure in name resolution|Name or service not known"
         r"|Max retries|ConnectTimeout|Connection broken|timed out|Network is unreachable",
@@ -597,23 +609,36 @@ def build_training(home: Home, options: argparse.Namespace, wheel: dict[str, str
     command += ["--project-wheel", wheel["path"]]
     command += ["--editable", str(ROOT)] if options.editable else []
     command += ["--wheelhouse", str(options.wheelhouse)] if options.wheelhouse else []
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=pip_environment(),
-    )
-    if done.returncode != 0:
+    answer, code = ask(command)
+    if code != 0:
         raise Failure(
             "the training environment could not be built (see above)",
             "mend that, then run the same command again",
-            done.returncode,
+            code,
         )
-    environment = json.loads(done.stdout)["environment"]
+    environment = json.loads(answer)["environment"]
     point(home.training, Path(environment))
     home.set_stamp("training", {"built_from": wanted, "environment": environment})
     return profile
+
+
+def ask(command: Sequence[str]) -> tuple[str, int]:
+    """Run a command of ours; its answer and exit code. Ctrl-C reaches it too, and it is waited for."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        env=pip_environment(),
+    )
+    try:
+        answer, _ = process.communicate()
+    except KeyboardInterrupt:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    return answer, process.returncode
 
 
 def point(link: Path, target: Path) -> None:
@@ -650,7 +675,11 @@ def build(home: Home, options: argparse.Namespace) -> str:
 
 def quickstart(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
     build(home, options)
-    return subprocess.call([str(home.gate / "bin" / "secure-train"), "quickstart", *rest])
+    command = str(home.gate / "bin" / "secure-train")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # In our place, so that signals and the exit code are its own: it saves a checkpoint when it is stopped.
+    os.execv(command, [command, "quickstart", *rest])
 
 
 def test(home: Home, options: argparse.Namespace, rest: list[str]) -> int:

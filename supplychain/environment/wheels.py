@@ -44,7 +44,10 @@ from supplychain.environment.verify import ALLOWED_PTH, wheel_digest
 from supplychain.errors import SecureTrainError
 
 Progress = Callable[[str], None]
-DOWNLOADS = 4  # at once; more does not help on one connection
+DOWNLOADS = 4  # pip calls at once; more does not help on one connection
+BATCH = 8  # small packages in one call
+# Packages of hundreds of megabytes.
+_LARGE = re.compile(r"torch|triton|nvidia-|cuda-")
 REPORT_EVERY = 5.0  # seconds
 MAX_FILES = 200_000  # in one wheel
 MAX_UNPACKED = 16 << 30  # bytes, of one wheel
@@ -148,23 +151,30 @@ def _differs(pin: Pin, path: Path, sha256: str) -> SecureTrainError:
 
 
 def _download(pins: Sequence[Pin], python: Interpreter, cache: Path, progress: Progress) -> list[Wheel]:
-    """Fetch each wheel by its own pip call, a few at once, so that each one kept is one less to fetch next
-    time.
+    """Fetch wheels by a few pip calls at once.
+
+    Large packages get a call each, so that one that is here stays here when another is stopped; small ones
+    share calls, because starting pip costs more than fetching them.
     """
     started = time.monotonic()
     wheels: list[Wheel] = []
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as partial:
+    _remove_leftovers(cache)
+    small = [pin for pin in pins if not _LARGE.match(pin.name)]
+    batches = [[pin] for pin in pins if _LARGE.match(pin.name)]
+    batches += [small[start : start + BATCH] for start in range(0, len(small), BATCH)]
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f".partial-{os.getpid()}-") as partial:
         folder = Path(partial)
         stop = threading.Event()
         with ThreadPoolExecutor(DOWNLOADS) as pool:
-            jobs: dict[Future[Wheel], Pin] = {
-                pool.submit(_download_one, pin, python, folder / pin.name, cache, stop): pin for pin in pins
+            waiting: set[Future[list[Wheel]]] = {
+                pool.submit(_download_batch, batch, python, folder / batch[0].name, cache, stop)
+                for batch in batches
             }
-            waiting = set(jobs)
             try:
                 while waiting:
                     done, waiting = wait(waiting, timeout=REPORT_EVERY)
-                    wheels += [job.result() for job in done]
+                    for job in done:
+                        wheels += job.result()
                     if waiting:
                         progress(_report(len(wheels), len(pins), wheels, folder, started))
             except BaseException:
@@ -175,6 +185,18 @@ def _download(pins: Sequence[Pin], python: Interpreter, cache: Path, progress: P
     megabytes = sum(wheel.path.stat().st_size for wheel in wheels) / 1e6
     progress(f"obtained {len(wheels)} wheels, {megabytes:.0f} MB in {time.monotonic() - started:.0f} s")
     return wheels
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Partial downloads of processes that are gone."""
+    for folder in cache.glob(".partial-*-*"):
+        number = folder.name.split("-")[1]
+        try:
+            os.kill(int(number), 0)
+        except (ProcessLookupError, ValueError, OverflowError):
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # it lives, and belongs to another user
+            continue
 
 
 def _report(done: int, total: int, wheels: Sequence[Wheel], folder: Path, started: float) -> str:
@@ -188,36 +210,40 @@ def _report(done: int, total: int, wheels: Sequence[Wheel], folder: Path, starte
     return f"obtaining wheels: {done} of {total}, {size / 1e6:.0f} MB, {size / 1e6 / seconds:.0f} MB/s"
 
 
-def _download_one(pin: Pin, python: Interpreter, folder: Path, cache: Path, stop: threading.Event) -> Wheel:
+def _download_batch(
+    pins: Sequence[Pin], python: Interpreter, folder: Path, cache: Path, stop: threading.Event
+) -> list[Wheel]:
+    """One pip call. If it fails for several packages, each is tried alone: what can be had is kept, and what
+    cannot is named exactly.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     requirement = folder / "lock.txt"
-    hashes = " ".join(f"--hash=sha256:{digest}" for digest in pin.hashes)
-    requirement.write_text(f"{pin.name}=={pin.version} {hashes}\n")
+    requirement.write_text(
+        "".join(
+            f"{pin.name}=={pin.version} {' '.join(f'--hash=sha256:{digest}' for digest in pin.hashes)}\n"
+            for pin in pins
+        )
+    )
     command = [sys.executable, "-I", "-m", "pip"]
     if Path(os.path.realpath(sys.executable)) != python.executable:
         command += ["--python", str(python.executable)]
     command += ["download", "--quiet", "--progress-bar", "off", "--disable-pip-version-check", "--no-input"]
-    command += [
-        "--require-hashes",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "-d",
-        str(folder),
-        "-r",
-        str(requirement),
-    ]
-    output, code = _run(command, folder, stop)
-    wheels = list(folder.glob("*.whl"))
-    if code != 0 or len(wheels) != 1:
-        raise _explain(pin, output)
-    sha256 = file_sha256(wheels[0])  # pip checked it as well; what we record, we hash ourselves
-    if sha256 not in pin.hashes:
-        raise _differs(pin, wheels[0], sha256)
-    final = cache / wheels[0].name
-    os.replace(wheels[0], final)
+    command += ["--require-hashes", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    output, code = _run([*command, "-r", str(requirement)], folder, stop)
+    candidates = _candidates(folder, python)
+    if code != 0 and len(pins) > 1 and not stop.is_set():
+        return [wheel for pin in pins for wheel in _download_batch([pin], python, folder, cache, stop)]
+    wheels: list[Wheel] = []
+    for pin in pins:
+        # pip checked the hashes as well; what we record, we hash ourselves.
+        wheel = _choose(pin, candidates, strict=True) if code == 0 else None
+        if wheel is None:
+            raise _explain(pin, output)
+        os.replace(wheel.path, cache / wheel.path.name)
+        wheels.append(Wheel(pin, cache / wheel.path.name, wheel.sha256))
     shutil.rmtree(folder, ignore_errors=True)
-    return Wheel(pin, final, sha256)
+    return wheels
 
 
 def _run(command: list[str], folder: Path, stop: threading.Event) -> tuple[str, int]:
@@ -256,6 +282,8 @@ def _explain(pin: Pin, output: str) -> SecureTrainError:
             next_step="do not install it; compare the index with another one",
         )
     lines = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-2:]
+    if "ResolutionImpossible" in output or "No matching distribution" in output:
+        lines = ["no wheel for this Python and platform on the configured index, or a constraint forbids it"]
     return SecureTrainError(
         "ST-E08",
         f"{name} could not be obtained",

@@ -100,7 +100,10 @@ def test_an_editable_environment_says_so(tmp_path: Path) -> None:
     house = tmp_path / "house"
     lock = make_lock(tmp_path / "lock", [make_wheel(house, "alpha")])
     own = make_wheel(
-        tmp_path / "own", "secure_train", "0.1.0", files={"secure_train.pth": f"{checkout}\n".encode()}
+        tmp_path / "own",
+        "secure_train",
+        "0.1.0",
+        files={"_editable_impl_secure_train.pth": f"{checkout}\n".encode()},
     )
     root = build_environment(lock, tmp_path / "store", wheelhouse=house, project_wheel=own, editable=checkout)
     facts = verify(root, lock)
