@@ -44,7 +44,7 @@ def sequence(order: Order, first: int, count: int) -> list[tuple[str, int, int]]
     return found
 
 
-# --- what it is: frozen ----------------------------------------------------------------------------------
+# --- what it is: frozen --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", GOLDEN["permutations"], ids=lambda case: f"n={case['n']}")
@@ -92,7 +92,7 @@ def test_agrees_with_the_reference_on_random_runs() -> None:
                 assert (digest, epoch, index, token) == reference.sample(g, seed, tokens, seq_len, stages)
 
 
-# --- the permutation -------------------------------------------------------------------------------------
+# --- the permutation -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 64, 1000, 2**16 - 1, 2**16, 2**16 + 1, 2**17, 100_003])
@@ -134,7 +134,7 @@ def test_a_trillion_values_need_no_memory() -> None:
     assert found.tolist() == [reference.permute(position, n, 1, A, 0) for position in (0, 1, n - 1)]
 
 
-# --- the mixture -----------------------------------------------------------------------------------------
+# --- the mixture ---------------------------------------------------------------------------------------
 
 _DICE = random.Random(11)
 WEIGHTS = {
@@ -175,7 +175,7 @@ def test_assign_is_what_counts_count(weights: list[int], first: int) -> None:
     assert counts == mixture.counts(first + MAX_COUNT)
 
 
-# --- the schedule ----------------------------------------------------------------------------------------
+# --- the schedule --------------------------------------------------------------------------------------
 
 
 def test_nothing_is_repeated_or_lost_through_stage_changes() -> None:
@@ -283,7 +283,7 @@ def test_one_dataset_twice_is_refused() -> None:
     assert refused.value.code == "ST-D08"
 
 
-# --- the packing -----------------------------------------------------------------------------------------
+# --- the packing ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tokens", "seq_len"), [(1000, 10), (1009, 10), (10, 10), (19, 10), (5, 1)])

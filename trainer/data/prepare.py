@@ -83,7 +83,7 @@ def prepare(request: Request) -> dict[str, object]:
     sources: list[AnySource] = [Corpus()] if request.corpus else []
     sources += find(list(request.sources))
     with contextlib.ExitStack() as stack:
-        folders = [stack.enter_context(_appearing(target)) for target in targets]
+        folders = [stack.enter_context(appearing(target)) for target in targets]
         trained = _Pass(sources, request, "reading for the tokenizer") if request.train_tokenizer else None
         tokenizer = _tokenizer(request, trained)
         for folder in folders:
@@ -274,7 +274,7 @@ def _statement(
 
 
 @contextlib.contextmanager
-def _appearing(target: Path) -> Iterator[Path]:
+def appearing(target: Path) -> Iterator[Path]:
     """A folder to fill, which takes the name `target` when all went well, and is removed otherwise. What a
     killed run left is thrown away; a run that still lives is respected (ST-D12).
     """
