@@ -127,10 +127,21 @@ def on_all_cores(
 
     with ThreadPoolExecutor(threads()) as pool:
         try:
-            return list(pool.map(lambda item: work(item, report), items))
+            return [_result(future) for future in [pool.submit(work, item, report) for item in items]]
         except BaseException:
             stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _result(future: Future[Result]) -> Result:
+    """Wait in slices: a wait without end would miss a Ctrl-C that comes just before it begins."""
+    while True:
+        try:
+            return future.result(timeout=0.5)
+        except TimeoutError:
+            if future.done():
+                return future.result()
 
 
 def threads() -> int:

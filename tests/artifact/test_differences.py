@@ -105,6 +105,12 @@ def test_one_change(
         check_error(error, error.code)
 
 
+def test_missing_block_digests_are_noticed_without_hashing(tmp_path: Path, manifest: Manifest) -> None:
+    (tmp_path / TABLE).unlink()
+    found = codes(differences(tmp_path, manifest, hash_files=False), tmp_path)
+    assert ("ST-A04", TABLE) in found
+
+
 def test_a_moved_folder_names_every_file(tmp_path: Path, manifest: Manifest) -> None:
     (tmp_path / "shards").rename(tmp_path / "moved")
     found = codes(differences(tmp_path, manifest), tmp_path)

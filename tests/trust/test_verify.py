@@ -514,6 +514,7 @@ V6_LISTS: list[Callable[[Document], object]] = [
     _add("extra.py"),
     _add("../escape"),
     _add("empty"),
+    _add("empty", hashlib.sha256(b"").hexdigest()),
     _add("secure-train/blocks/empty"),
     _set(0, digest="0" * 64),
     _set(0, name="renamed"),
