@@ -125,9 +125,17 @@ def on_all_cores(
             with lock:
                 progress(count)
 
+    def several(batch: Sequence[Item]) -> list[Result]:
+        return [work(item, report) for item in batch]
+
+    # Many small items travel together: handing one over costs as much as hashing a few kilobytes.
+    batch = min(max(len(items) // (16 * threads()), 1), 256)
     with ThreadPoolExecutor(threads()) as pool:
         try:
-            return [_result(future) for future in [pool.submit(work, item, report) for item in items]]
+            futures = [
+                pool.submit(several, items[start : start + batch]) for start in range(0, len(items), batch)
+            ]
+            return [result for future in futures for result in _result(future)]
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -265,7 +265,7 @@ def read_file(root: Path, path: str, *, limit: int, code: str) -> bytes:
     absent.
     """
     with reading(root, path) as descriptor:
-        data = read_exactly(descriptor, 0, min(os.fstat(descriptor).st_size, limit + 1))
-    if len(data) > limit:
-        raise SecureTrainError(code, f"the file is larger than {limit} bytes", where=f"{root}/{path}")
-    return data
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise SecureTrainError(code, f"the file is larger than {limit} bytes", where=f"{root}/{path}")
+        return read_exactly(descriptor, 0, size)
