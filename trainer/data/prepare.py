@@ -6,7 +6,8 @@ whatever the number of workers; that it appears under its name whole or not at a
 `preparation.json` in it says what it was made from. Signing is done by whoever calls this, afterwards: no
 key is ever near code that reads foreign text.
 
-stdout: one JSON object of counts. stderr: progress and errors; with --failure FILE also the error as JSON.
+stdout: one JSON object of counts. stderr: progress and errors; with --failure FILE the error goes there, as
+JSON.
 """
 
 from __future__ import annotations
@@ -364,7 +365,7 @@ def _parse(arguments: list[str]) -> tuple[Request, Path | None]:
     take("--document", choices=["file", "paragraph", "line"], default="file",
          help="what of a text file is a document (default: all of it)")  # fmt: skip
     take("--text-key", default="text", metavar="KEY", help="where the text stands in a JSON record")
-    take("--failure", type=Path, metavar="FILE", help="on an error, write it here as JSON too")
+    take("--failure", type=Path, metavar="FILE", help="on an error, write it here as JSON instead")
     given = parser.parse_args(arguments)
     if not given.source and not given.corpus:
         parser.error("nothing to read: give --source or --corpus")
@@ -428,9 +429,10 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         return 128 + signal.SIGINT
-    print(problem, file=sys.stderr)
-    if failure:
+    if failure:  # the caller shows it
         write_durably(failure, canonical_json(problem.as_dict()))
+    else:
+        print(problem, file=sys.stderr)
     return problem.exit_code
 
 
