@@ -308,7 +308,11 @@ def test_the_command(sources: Path, tmp_path: Path) -> None:
     assert counts["documents"] == 400
     assert set(counts["splits"]) == {"train", "validation"}
     assert "tokenizing: 100 %" in done.stderr
-    assert "torch" not in done.stderr
+    request = Request(
+        (sources,), tmp_path / "again", train_tokenizer=300, validation_fraction=Fraction("0.1")
+    )
+    prepare(request)  # with one worker, in this process
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "data")
 
 
 def test_an_error_is_told_to_people_or_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,6 +323,23 @@ def test_an_error_is_told_to_people_or_programs(tmp_path: Path, capsys: pytest.C
     assert main([*arguments.split(), "--failure", str(failure)]) == 2
     assert json.loads(failure.read_bytes())["code"] == "ST-U01"
     assert capsys.readouterr().err == ""  # the caller shows it
+
+
+def test_a_full_disk_is_one_error(sources: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    prepare_it = " ".join(
+        command(f"--source {sources} --out {tmp_path}/out --tokenizer {tokenizer} --workers 1")
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 4; exec {prepare_it}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "error[ST-U04]: the dataset cannot be written: File too large" in done.stderr
+    nothing_is_left(tmp_path / "out")
 
 
 def test_torch_is_not_imported() -> None:

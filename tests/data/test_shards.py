@@ -304,6 +304,10 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "leading zero": lambda d: d["shards"][0].update(tokens="030000"),
     "empty shard": lambda d: d["shards"][0].update(tokens="0"),
     "huge count": lambda d: d["shards"][0].update(tokens="9" * 40),
+    "more tokens than 60 bits": lambda d: (
+        d["shards"][0].update(tokens=str(2**60)),
+        d.update(tokens=str(2**60 + 30000)),
+    ),
     "wrong sum": lambda d: d.update(tokens="60001"),
     "wrong size": lambda d: (d["shards"][0].update(tokens="29999"), d.update(tokens="59999")),
     "wrong documents": lambda d: (d["shards"][0].update(documents="29"), d.update(documents="59")),

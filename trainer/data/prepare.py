@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -102,7 +103,7 @@ def _write(
         folder, vocab_size=encoder.vocab_size, tokenizer=digest, shard_tokens=request.shard_tokens
     )
     reading = _Pass(sources, request, "tokenizing")
-    splits: list[str] = []  # of the batches on their way through the workers
+    splits: deque[str] = deque()  # of the batches on their way through the workers
 
     def texts() -> Iterator[list[str]]:
         for split, batch in _batches(reading.documents()):
@@ -112,7 +113,7 @@ def _write(
     encoded = tokenization.encode_all(texts(), tokenizer, end=encoder.end, workers=request.workers)
     with contextlib.closing(encoded):
         for batch in encoded:
-            writer.add(splits.pop(0), batch.tokens, batch.lengths)
+            writer.add(splits.popleft(), batch.tokens, batch.lengths)
     if trained is not None and trained.digests != reading.digests:
         raise SecureTrainError(
             "ST-D05",
@@ -330,13 +331,17 @@ class _Progress:
         if tenths > self._tenths or time.monotonic() - self._said > 30:
             self._tenths, self._said = tenths, time.monotonic()
             print(
-                f"{self._what}: {tenths * 10:3d} % ({done / 1e6:.1f} of {self._total / 1e6:.1f} MB)",
+                f"{self._what}: {tenths * 10:3d} % of {_size(self._total)}",
                 file=sys.stderr,
                 flush=True,
             )
 
     def end(self) -> None:
         self.at(self._total)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 10**6 else f"{count / 1e3:.1f} kB"
 
 
 # --- the command ---------------------------------------------------------------------------------------

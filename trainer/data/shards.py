@@ -45,12 +45,14 @@ PREPARATION = "preparation.json"
 Tokens = npt.NDArray[np.int64]
 Verify = Literal["always", "once", "off"]
 
+MAX_TOKENS = 2**60  # of a dataset: keeps token and byte positions inside 63 bits
+
 _TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _END = np.dtype("<u8")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _SPLIT = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_NUMBER = re.compile(r"[1-9][0-9]{0,17}")  # positive and below 2^60, so that sizes in bytes fit into 63 bits
+_NUMBER = re.compile(r"[1-9][0-9]{0,18}")  # positive
 
 
 # --- the description -----------------------------------------------------------------------------------
@@ -144,6 +146,8 @@ def _check(description: Description) -> None:
     for shard in description.shards:
         if shard.documents > shard.tokens:
             raise ValueError(f"{shard.name} has more documents than tokens")
+    if description.tokens >= MAX_TOKENS:
+        raise ValueError("it has too many tokens")
 
 
 def _number(value: Any, what: str) -> int:

@@ -64,7 +64,10 @@ class Source:
     size: int
 
     def open(self, options: Options) -> Opened:
-        file = open(self.path, "rb", buffering=0)  # noqa: SIM115  # closed when `documents` ends
+        try:
+            file = open(self.path, "rb", buffering=0)  # noqa: SIM115  # closed when `documents` ends
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
         stream = _Hashing(file)
         return Opened(self.name, _documents(self, stream, options), stream)
 
@@ -103,7 +106,11 @@ def find(paths: list[Path]) -> list[Source]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for name in sorted(os.listdir(folder)):
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    for name in names:
         path = folder / name
         if path.is_dir():
             if path.is_symlink():
@@ -199,9 +206,7 @@ def _documents(source: Source, stream: _Hashing, options: Options) -> Iterator[s
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             _refuse(f"the compressed data is damaged or cut off ({error})", str(source.path))
         except OSError as error:
-            raise SecureTrainError(
-                "ST-U01", f"a source cannot be read: {error.strerror}", where=str(source.path)
-            ) from None
+            raise _unreadable(source.path, error) from None
 
 
 def _lines(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
@@ -233,6 +238,15 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(what: str, where: str) -> NoReturn:
     raise SecureTrainError("ST-D02", what, where=where, next_step="mend the source, or leave the file out")
+
+
+def _unreadable(path: Path, error: OSError) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-U01",
+        f"a source cannot be read: {error.strerror}",
+        where=str(path),
+        next_step="check the path and its permissions",
+    )
 
 
 class _Hashing(io.RawIOBase):
