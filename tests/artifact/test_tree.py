@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import unicodedata
 from pathlib import Path
 
@@ -282,6 +283,33 @@ def test_no_link_is_followed_below_the_root(tmp_path: Path) -> None:
         tree.open_file(tmp_path, "outside")
     with pytest.raises(FileNotFoundError):
         tree.open_file(root, "a/b")
+
+
+_SWAP = """
+import os, sys
+os.chdir(sys.argv[1])
+while os.path.exists("go"):
+    os.rename("root/swapped", "aside")
+    os.rename("link", "root/swapped")
+    os.rename("root/swapped", "link")
+    os.rename("aside", "root/swapped")
+"""
+
+
+def test_a_folder_swapped_for_a_link_during_a_walk_is_not_entered(tmp_path: Path) -> None:
+    """A race with another process that the walk wins each time: what lies behind the link is not listed."""
+    make_tree(tmp_path, {"outside/leaked": b"1", "root/swapped/mine": b"1", "go": b""})
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    with subprocess.Popen([sys.executable, "-c", _SWAP, str(tmp_path)]) as process:
+        try:
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                files, problems = tree.survey(tmp_path / "root")
+                assert [file.path for file in files] in ([], ["swapped/mine"])
+                assert {problem.code for problem in problems} <= {"ST-U06", "ST-A10"}
+        finally:
+            (tmp_path / "go").unlink()
+        assert process.wait(timeout=30) == 0
 
 
 def test_an_error_of_the_storage_is_told_as_such() -> None:
