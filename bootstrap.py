@@ -614,11 +614,15 @@ def build_training(home: Home, options: argparse.Namespace, wheel: dict[str, str
         raise Failure(
             "the training environment could not be built (see above)",
             "mend that, then run the same command again",
-            code,
+            code if code > 0 else 128 - code,
         )
     environment = json.loads(answer)["environment"]
     point(home.training, Path(environment))
     home.set_stamp("training", {"built_from": wanted, "environment": environment})
+    others = [path for path in Path(environment).parent.glob("env-*") if path != Path(environment)]
+    if len(others) > 2:
+        # Kept, because runs that were made with them can only be resumed and reproduced there.
+        say(f"{len(others)} older environments lie in {others[0].parent}; remove what no run needs")
     return profile
 
 
