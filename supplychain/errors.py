@@ -207,6 +207,12 @@ CODES: dict[str, Code] = {
         "The run asks to read data with weaker checks than the policy allows. `always` checks each block "
         "whenever it is read.",
     ),
+    "ST-P08": Code(
+        REFUSED_POLICY,
+        "isolation not available",
+        "The policy asks for training processes that can read only verified inputs and write only results,"
+        " and this kernel cannot do that for a process without privileges.",
+    ),
     # --- environment ----------------------------------------------------------------------------------------
     "ST-E01": Code(
         USAGE,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from supplychain import formats, isolation, policy, statement
+from supplychain import confine, formats, isolation, policy, statement
 from supplychain.artifact import VerifiedArtifact, differences, parse_json
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
@@ -242,6 +242,7 @@ def decide(
     former, checkpoint = _resume(gate, trusted, resume)
     config = _config(gate, facts, dataset, former)
     _reads(gate, trusted)
+    _isolation(gate, trusted)
     plan = None
     if all(verdict.result == "pass" for verdict in gate.verdicts):
         # Every rule passed, so everything that the rules give is there.
@@ -283,6 +284,23 @@ def _reads(gate: _Gate, trusted: Policy | None) -> None:
     gate.check_all(
         "run.reads", asked, [] if asked in allowed else [problem], "how blocks are verified when read"
     )
+
+
+def _isolation(gate: _Gate, trusted: Policy | None) -> None:
+    """Whether the ranks can be confined as the policy wants."""
+    if trusted is None:
+        gate.skip(["run.isolation"], "landlock", "there is no trusted policy")
+        return
+    wanted, abi = trusted.document.run.isolation, confine.landlock_abi()
+    problem = SecureTrainError(
+        "ST-P08",
+        "this kernel cannot confine the training processes, and the policy asks for it",
+        expected="Linux 5.13 or newer with Landlock",
+        found="no Landlock",
+        next_step='use another kernel, or set isolation = "auto" in [run] of the policy',
+    )
+    note = f"Landlock ABI {abi}" if abi and wanted != "off" else "none: the policy allows it"
+    gate.check_all("run.isolation", wanted, [problem] if wanted == "required" and not abi else [], note)
 
 
 def _environment(
@@ -470,6 +488,7 @@ def _plan(
                 "python": facts.python,
                 "profile": facts.profile,
                 "sealed": facts.sealed,
+                "editable": facts.code.get("editable"),
                 "signers": [key.identifier for key in environment.signers],
             },
             "code": _code(facts),
@@ -480,7 +499,11 @@ def _plan(
             },
             "reads": request.reads,
             "config": config,
-            "launch": {"device": request.device, "processes": str(request.processes)},
+            "launch": {
+                "device": request.device,
+                "processes": str(request.processes),
+                "isolation": trusted.document.run.isolation,
+            },
         }
     )
 

@@ -16,8 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Variables that a job may need and that cannot make Python or the loader run other code.
-_ALLOWED = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OPENBLAS_CORETYPE",
-    "OPENBLAS_L2_SIZE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG", "NO_COLOR")
+_ALLOWED = (
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TERM",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "NCCL_DEBUG",
+    "NO_COLOR",
+)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where the system's C++ compiler is
 
 
@@ -43,6 +58,17 @@ class Scratch:
 
 def interpreter(prefix: Path) -> Path:
     return prefix / "bin" / "python"
+
+
+def base_prefix(prefix: Path) -> Path:
+    """Where the interpreter lies that the environment was built on, with its standard library, as pyvenv.cfg
+    says.
+    """
+    for line in (prefix / "pyvenv.cfg").read_text("utf-8").splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "home":
+            return Path(value.strip()).parent
+    return prefix
 
 
 def command(prefix: Path, scratch: Scratch, module: str, arguments: Sequence[str]) -> list[str]:

@@ -8,28 +8,25 @@ on. A signal is passed to the ranks once, and they save and stop; a second one k
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
+import hashlib
 import json
-import os
 import queue
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from supplychain import chain, isolation, statement
+from supplychain import chain, statement
 from supplychain.artifact import parse_json, write_durably
 from supplychain.chain import Link
-from supplychain.errors import BUG, CODES, UNSIGNED, SecureTrainError
+from supplychain.errors import BUG, UNSIGNED, SecureTrainError
 from supplychain.isolation import Scratch
-from supplychain.plan import FILE, Input, Plan
+from supplychain.plan import Plan
+from supplychain.ranks import METRICS, REPORT, Ranks, Say, last_words
 from supplychain.statement import Resource, Subject
 from supplychain.trust.bundle import Bundle
 from supplychain.trust.signers import Signer
@@ -37,11 +34,7 @@ from supplychain.trust.signers import Signer
 RESULT = "result.json"
 RESULT_SCHEMA = "urn:secure-train:result:v1"
 PROVENANCE = f"{chain.STATEMENTS}/provenance.sigstore.json"
-LOGS = "logs"
-POLL = 0.2  # seconds between looks at the child and the checkpoints
-KILL_AFTER = 10.0  # seconds that processes get to end after the last rank should have
-
-Say = Callable[[str], None]
+POLL = 0.2  # seconds between looks at the ranks and the checkpoints
 
 
 @dataclass
@@ -86,12 +79,12 @@ def launch(
     notary = _Notary(run, plan, decision, previous, signer, say)
     try:
         result.write(run)
-        with _Training(run, plan, scratch, say) as training:
-            while training.running():
+        with Ranks(run, plan, scratch, say) as ranks:
+            while ranks.running():
                 notary.look()
                 time.sleep(POLL)
         result.milliseconds["train"] = _since(started)
-        _read_outcome(run, training, result)
+        _read_outcome(run, ranks, result)
         result.phase = "attest"
         _attest(run, plan, notary, result, started, version)
     finally:
@@ -129,128 +122,6 @@ def _attest(run: Path, plan: Plan, notary: _Notary, result: Result, started: flo
         return
     if result.exit_code == 0:
         result.phase = "done"
-
-
-class _Training:
-    """The process tree of one segment: torchrun and its ranks, in a session of their own, and the signals
-    that pass to them.
-    """
-
-    def __init__(self, run: Path, plan: Plan, scratch: Scratch, say: Say) -> None:
-        self.run, self.plan, self.say = run, plan, say
-        self.signal: signal.Signals | None = None
-        self.logs = run / LOGS / f"segment-{plan.segment}"
-        self._scratch = scratch
-        self._signals: list[int] = []
-        self._pass_to: set[int] = set()
-        self._tail = _Tail(self.logs, say)
-
-    def __enter__(self) -> _Training:
-        for leftover in ("outcome.json", "failures"):
-            path = self.run / leftover
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        shutil.rmtree(self.logs, ignore_errors=True)
-        self.logs.mkdir(parents=True)
-        self._handlers = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        with open(self.logs / "torchrun.log", "wb") as log:
-            # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on
-            # once.
-            self.process = subprocess.Popen(
-                self._command(),
-                env=isolation.environment(self._scratch),
-                cwd=self.run,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                close_fds=True,
-            )
-        return self
-
-    def _command(self) -> list[str]:
-        prefix = Path(self.plan.environment["prefix"])
-        trainer = isolation.command(
-            prefix, self._scratch, "trainer", [str(self.run / FILE), "--plan-sha256", self.plan.digest]
-        )
-        return isolation.command(
-            prefix,
-            self._scratch,
-            "torch.distributed.run",
-            [
-                "--no-python",
-                "--standalone",
-                "--nproc-per-node",
-                self.plan.launch["processes"],
-                "--max-restarts",
-                "0",
-                "--log-dir",
-                str(self.logs),
-                "--redirects",
-                "3",
-                *trainer,
-            ],
-        )
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-
-    def running(self) -> bool:
-        """One look: pass on signals, show new output. False once everything has ended."""
-        self._tail.show()
-        if self._signals and self.signal is None:
-            self.signal = signal.Signals(self._signals[0])
-            self.say(f"{self.signal.name}: the ranks finish their step, save and stop; once more kills them")
-            self._pass_to = set(_ranks(self.process.pid, self.run / FILE))
-            if not self._pass_to:  # nothing has begun to train
-                self._kill()
-            for pid in self._pass_to:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-        elif len(self._signals) > 1:
-            self.say("killed at the second signal; the last finished checkpoint stands")
-            self._kill()
-        return self.process.poll() is None
-
-    def _kill(self) -> None:
-        self._signals = self._signals[:1]
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in _descendants(self.process.pid):  # torchrun puts each rank in a session of its own
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def __exit__(self, *error: object) -> None:
-        descendants = _descendants(self.process.pid)
-        if self.process.poll() is None:
-            self._kill()
-        self.process.wait()
-        _end_all(descendants)
-        self._tail.show()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-
-class _Tail:
-    """Shows what rank 0 writes to its stderr, line by line, as torchrun stores it in a file for each rank."""
-
-    def __init__(self, logs: Path, say: Say) -> None:
-        self._logs, self._say = logs, say
-        self._position = 0
-        self._path: Path | None = None
-
-    def show(self) -> None:
-        self._path = self._path or next(self._logs.glob("*/attempt_0/0/stderr.log"), None)
-        if self._path is None:
-            return
-        with open(self._path, "rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._position += end
-        for line in data[:end].decode(errors="replace").splitlines():
-            self._say(line)
 
 
 class _Notary:
@@ -304,19 +175,30 @@ class _Notary:
             )
 
 
-def _read_outcome(run: Path, training: _Training, result: Result) -> None:
+def _read_outcome(run: Path, ranks: Ranks, result: Result) -> None:
     """Fill in what the ranks left: an outcome, or failures. torchrun turns every code into 1, so the truth is
     in their files.
+
+    They are foreign bytes: read strictly, and never a reason for a traceback.
     """
-    outcome = run / "outcome.json"
-    if training.signal:
-        result.signal, result.exit_code, result.status = (
-            training.signal.name,
-            128 + training.signal,
-            "stopped",
-        )
-    if outcome.is_file():
-        found = json.loads(outcome.read_bytes())
+    if ranks.signal:
+        result.signal, result.exit_code, result.status = ranks.signal.name, 128 + ranks.signal, "stopped"
+    report = run / REPORT
+    try:
+        if (report / "outcome.json").is_file():
+            _take_outcome(
+                parse_json((report / "outcome.json").read_bytes(), what="outcome.json"), ranks, result
+            )
+        elif not ranks.signal:
+            failures = sorted(report.glob("rank-*.json"))
+            error = _reported(failures[0]) if failures else _unexplained(ranks)
+            result.error, result.exit_code = error.as_dict(), error.exit_code
+    except SecureTrainError as error:
+        result.error, result.status, result.exit_code = error.as_dict(), "failed", BUG
+
+
+def _take_outcome(found: Any, ranks: Ranks, result: Result) -> None:
+    try:
         result.step, result.loss, result.checkpoint = (
             int(found["step"]),
             found.get("loss"),
@@ -324,39 +206,32 @@ def _read_outcome(run: Path, training: _Training, result: Result) -> None:
         )
         if found["status"] == "completed":
             result.status, result.exit_code = "completed", 0
-        elif not training.signal:  # the ranks were signalled by somebody else, such as a batch system
+        elif not ranks.signal:  # the ranks were signalled by somebody else, such as a batch system
             name = str(found.get("signal") or "SIGTERM")
             result.status, result.signal, result.exit_code = "stopped", name, 128 + signal.Signals[name]
-        return
-    if training.signal:
-        return
-    failures = sorted((run / "failures").glob("rank-*.json"))
-    if failures:
-        result.error = parse_json(failures[0].read_bytes(), what=f"the failure report {failures[0]}")
-        result.exit_code = int(result.error["exit_code"])
-    else:
-        code = training.process.returncode
-        result.exit_code = 128 - code if code < 0 else code or BUG
-        result.error = {
-            "code": "ST-R07",
-            "title": CODES["ST-R07"].title,
-            "what": "the trainer ended without saying why",
-            "where": str(training.logs),
-            "expected": None,
-            "found": _last_words(training.logs) or f"exit status {code}",
-            "next_step": "read the logs of the ranks in that folder",
-            "exit_code": result.exit_code,
-        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SecureTrainError(
+            "ST-R07", f"the trainer left an outcome that makes no sense ({error})"
+        ) from None
 
 
-def _last_words(logs: Path) -> str:
-    """The end of whatever a rank wrote last to its stderr, else of torchrun's own log."""
-    files = [
-        path
-        for path in [*logs.glob("*/attempt_0/*/stderr.log"), logs / "torchrun.log"]
-        if path.is_file() and path.stat().st_size
-    ]
-    return "" if not files else files[0].read_text(errors="replace").strip()[-1500:]
+def _reported(path: Path) -> SecureTrainError:
+    report = parse_json(path.read_bytes(), what=f"the failure report {path}")
+    return SecureTrainError.reported(report if isinstance(report, dict) else {})
+
+
+def _unexplained(ranks: Ranks) -> SecureTrainError:
+    """The trainer was killed, or failed in a way that it could not describe; its own exit code is passed on."""
+    code = ranks.process.returncode
+    error = SecureTrainError(
+        "ST-R07",
+        "the trainer ended without saying why",
+        where=str(ranks.logs),
+        found=last_words(ranks.logs) or f"exit status {code}",
+        next_step="read the logs of the ranks in that folder; dmesg tells whether memory ran out",
+    )
+    error.exit_code = 128 - code if code < 0 else code or BUG
+    return error
 
 
 def _write_provenance(
@@ -379,7 +254,7 @@ def _write_provenance(
     ]
     if plan.environment["lock"]:
         materials.append(Resource("lock", plan.environment["lock"]))
-    byproducts = [Resource("metrics.jsonl", _sha256(run / "metrics.jsonl"))]
+    byproducts = [Resource(METRICS, _sha256(run / METRICS))]
     byproducts += [Resource(path.name, bundle.digest) for path, bundle in chain.decision_bundles(run)]
     payload = statement.provenance(
         subject=Subject(f"{plan.run_id}/{last.name}", last.manifest),
@@ -402,8 +277,6 @@ def _write_provenance(
 
 
 def _sha256(path: Path) -> str:
-    import hashlib
-
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -414,52 +287,6 @@ def _since(moment: float) -> int:
 
 def _utc(moment: float) -> str:
     return dt.datetime.fromtimestamp(moment, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _processes() -> Iterator[tuple[int, int, str]]:
-    """(pid, parent, command line) of every process, from /proc; nothing where there is none."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            yield (
-                int(entry.name),
-                parent,
-                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"),
-            )
-
-
-def _descendants(pid: int) -> set[int]:
-    """All living processes below `pid`."""
-    processes = list(_processes())
-    found = {pid}
-    while more := {child for child, parent, _ in processes if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def _ranks(pid: int, plan: Path) -> list[int]:
-    """The ranks among the descendants of torchrun: those that were given the plan."""
-    below = _descendants(pid)
-    return [child for child, _, command in _processes() if child in below and f"-m trainer {plan}" in command]
-
-
-def _end_all(pids: set[int]) -> None:
-    """Nothing that a launch started outlives it: wait a little for the rest, then kill it."""
-    deadline = time.time() + KILL_AFTER
-    alive = pids
-    while alive and time.time() < deadline:
-        alive = {pid for pid in alive if _is_alive(pid)}
-        time.sleep(0.05)
-    for pid in alive:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def put_aside(run: Path, last: Link | None) -> list[Path]:
@@ -475,9 +302,22 @@ def put_aside(run: Path, last: Link | None) -> list[Path]:
             moved.append(target)
     for partial in (run / chain.CHECKPOINTS).glob(".*.partial"):
         shutil.rmtree(partial)
+    _trim_metrics(run, last.step if last else 0)
     return moved
 
 
-def inputs_present(plan: Plan) -> list[tuple[Input, bool]]:
-    """Which inputs of a plan still lie where they were."""
-    return [(item, Path(item.path).is_dir()) for item in plan.inputs]
+def _trim_metrics(run: Path, step: int) -> None:
+    """Take measurements of steps that will be trained again out of metrics.jsonl, and a half line that a
+    crash left.
+    """
+    path = run / METRICS
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + b"\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_durably(path, b"".join(kept))

@@ -71,6 +71,7 @@ class RunRule(_Strict):
     """What a run may ask for."""
 
     reads: list[Reads] = Field(default=["always"], min_length=1)
+    isolation: Literal["auto", "required", "off"] = "auto"
 
 
 class Document(_Strict):

@@ -1,6 +1,6 @@
 """What torchrun starts: `python -m trainer PLAN --plan-sha256 HEX`, and the two small programs beside it.
 
-Owns the dispatch and how failures leave the process: one error text on stderr, `failures/rank-K.json` for the
+Owns the dispatch and how failures leave the process: one error text on stderr, `report/rank-K.json` for the
 launcher (torchrun turns every exit code into 1), and a traceback only for a bug of ours.
 """
 

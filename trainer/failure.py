@@ -20,6 +20,9 @@ from supplychain.artifact import SecureTrainError, write_durably
 from trainer.distributed import peer_failure
 from trainer.errors import TrainerError
 
+REPORT = (
+    "report"  # in the run's folder: outcome.json at a clean end, rank-K.json at a failure, for the launcher
+)
 GRACE = 3.0  # seconds that a rank which only lost a peer gives that peer to say why
 
 
@@ -51,7 +54,7 @@ def leave(error: Exception, run: Path, rank: int) -> NoReturn:
         traceback.print_exception(error)
         known = SecureTrainError("ST-B01", f"{type(error).__name__}: {error}", where=f"rank {rank}")
     print(known, file=sys.stderr, flush=True)
-    folder = run / "failures"
+    folder = run / REPORT
     if known.code != "ST-T08" or not _someone_said_why(folder):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -143,6 +143,7 @@ class Run:
                 for x, y in inputs.micro_batches(batch, self.config.train.micro_batch, self.world.device):
                     total += self.model(x, y)
                 tokens += batch.size * self.config.data.sequence_length
+        parallelize.reshard(self.model)
         loss = distributed.total(total) / tokens
         self.sinks.line(
             f"validation after step {self.step}: loss {loss:.4f}  perplexity {math.exp(min(loss, 50)):.1f}"
@@ -208,7 +209,9 @@ class Run:
             "signal": signal.Signals(stop).name if stop else None,
         }
         if self.world.leads:
-            write_durably(self.plan.directory / "outcome.json", canonical_json(outcome) + b"\n")
+            report = self.plan.directory / failure.REPORT
+            report.mkdir(exist_ok=True)
+            write_durably(report / "outcome.json", canonical_json(outcome) + b"\n")
         how = f"stopped by {outcome['signal']}" if stop else "completed"
         self.sinks.line(
             f"{how} after step {self.step}: loss {self.reported}, checkpoint {self.saved or 'none'}"
