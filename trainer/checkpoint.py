@@ -18,15 +18,14 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -34,10 +33,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from supplychain.artifact import (
@@ -51,7 +50,7 @@ from supplychain.artifact import (
 from trainer.distributed import together
 from trainer.errors import TrainerError
 from trainer.plan import Reads
-from trainer.tensorfile import Piece, read_header, whole_shape
+from trainer.tensorfile import Piece, header, read_header, whole_shape
 
 STATE_SCHEMA = "urn:secure-train:training-state:v1"
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -68,6 +67,8 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -183,13 +184,65 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     # enough.
     with together("writing the checkpoint's tensors"), _write_errors(folder):
         try:
-            dcp_save(
-                dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
-            )
+            dcp_save(dict(tensors), storage_writer=Writer(folder))
         except CheckpointException as error:
             failures = error.failures
             mine = failures.get(dist.get_rank())
             raise (mine[0] if mine else _other_rank(failures)) from None
+
+
+class Writer(StorageWriter):
+    """Where torch.distributed.checkpoint puts its tensors: one safetensors file per rank, in the sharded
+    layout of its own Hugging Face storage, and no other file. Tensors are written one after another, in no
+    more memory than the largest of them takes, and the same tensors make the same bytes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self.folder.mkdir(exist_ok=True)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        names = [f"shard-{rank:05d}-of-{len(plans):05d}.safetensors" for rank in range(1, len(plans) + 1)]
+        return [replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        pieces = []
+        for item in plan.items:
+            if item.tensor_data is None:
+                raise TypeError(f"{item.index.fqn} is no tensor")
+            chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
+            size = chunk.sizes.numel() * dtype.itemsize
+            pieces.append(
+                Piece(item.index.fqn, _NAMES[dtype], tuple(chunk.sizes), tuple(chunk.offsets), 0, size)
+            )
+        if pieces:
+            with (self.folder / plan.storage_data).open("xb") as file:
+                file.write(header(pieces))
+                for item in plan.items:
+                    tensor = cast(Tensor, planner.resolve_data(item)).detach().cpu().contiguous()
+                    file.write(tensor.reshape(-1).view(torch.uint8).numpy())
+                file.flush()
+                os.fsync(file.fileno())
+        done: Future[list[WriteResult]] = Future()
+        results = zip(plan.items, pieces, strict=True)
+        done.set_result([WriteResult(item.index, piece.end, plan.storage_data) for item, piece in results])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
 
 
 def _other_rank(failures: Mapping[int, Any]) -> TrainerError:

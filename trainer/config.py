@@ -190,12 +190,6 @@ class Config:
             f"a divisor of train.global_batch = {train.global_batch}",
             train.micro_batch,
         )
-        _require(
-            self.optimizer.warmup_steps < train.steps or self.optimizer.warmup_steps == 0,
-            "optimizer.warmup_steps",
-            f"fewer than train.steps = {train.steps}",
-            self.optimizer.warmup_steps,
-        )
 
     def mesh(self, world_size: int) -> tuple[int, int]:
         """(dp_replicate, dp_shard) for this many processes; ST-T04 if it does not come out even."""
@@ -271,7 +265,7 @@ def resolve(
     for layer in layers:
         chosen = _overlay(chosen, layer)
     model = chosen.get("model", {})
-    flavor = model.get("flavor", Shape().flavor) if isinstance(model, dict) else ""
+    flavor = model.get("flavor", Shape().flavor) if isinstance(model, dict) else Shape().flavor
     if flavor not in FLAVORS:
         raise fields.unknown("ST-T03", "model flavor", str(flavor), FLAVORS, where="model.flavor")
     base = {"model": fields.to_document(FLAVORS[flavor])}

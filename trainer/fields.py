@@ -174,13 +174,16 @@ def _integer(path: str, value: object) -> int:
 
 
 def _decimal(path: str, value: object) -> Decimal:
-    if isinstance(value, Decimal) and value.is_finite():
-        return value
+    """Within 10^-40 and 10^20, so that written out plainly it can be read again."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,60}(\.[0-9]{1,60})?([eE][-+]?[0-9]{1,2})?", value):
+        value = Decimal(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return Decimal(value)
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,30}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,2})?", value):
-        return Decimal(value)
-    raise _bad(path, "a decimal number", value)
+        value = Decimal(value)
+    if isinstance(value, Decimal) and value.is_finite():
+        exponent = value.as_tuple().exponent
+        if isinstance(exponent, int) and exponent >= -60 and (not value or -40 <= value.adjusted() <= 20):
+            return value
+    raise _bad(path, "a decimal number between 1e-40 and 1e20", value)
 
 
 def _bad(path: str, expected: str, value: object) -> TrainerError:

@@ -56,6 +56,16 @@ class Run:
             self.restore(plan.checkpoint)
         self.meter = Meter(self.config, world.size, world.device)
 
+    def introduce(self) -> None:
+        """One line that says what is about to be trained on what."""
+        config, world = self.config, self.world
+        how = f"compiled with {config.compile_backend}" if config.compile else "not compiled"
+        self.sinks.line(
+            f"{config.model.flavor}: {config.model.parameters:,} parameters, {config.precision.compute}, "
+            f"{how}; {world.size} x {config.device}, {torch.get_num_threads()} threads each; "
+            f"{config.tokens_per_step:,} tokens per step, {config.train.steps:,} steps"
+        )
+
     @property
     def tokens(self) -> int:
         """Tokens trained on so far, over all ranks and segments."""
@@ -64,6 +74,7 @@ class Run:
     def train(self) -> None:
         """Steps until the end or a signal; leaves outcome.json."""
         steps, every = self.config.train.steps, self.config.checkpoint.every
+        self.introduce()
         stop = self.control.now()
         while self.step < steps and not stop:
             self.optimize()

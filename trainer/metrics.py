@@ -48,6 +48,7 @@ class Report:
     data_wait: float  # part of the time in which rank 0 waited for data
     memory: int  # peak bytes: of the device's allocator on a GPU, of the process on a CPU
     seconds: float  # since training began
+    seconds_left: float | None  # at this rate; unknown after the first step, which includes compilation
 
     def as_dict(self) -> dict[str, Any]:
         values = dict(vars(self))
@@ -63,6 +64,8 @@ class Meter:
         self._device = device
         self._flops_per_token = config.model.flops_per_token(config.data.sequence_length)
         self._peak = peak_flops(device)
+        self._steps, self._tokens_per_step = config.train.steps, config.tokens_per_step
+        self._warm = False
         self._began = self._since = time.monotonic()
         self._waited = 0.0
         self._tokens = 0
@@ -93,7 +96,9 @@ class Meter:
             data_wait=self._waited / elapsed,
             memory=peak_memory(self._device),
             seconds=now - self._began,
+            seconds_left=(self._steps - step) * self._tokens_per_step / rate if self._warm else None,
         )
+        self._warm = True
         self.restart(now)
         return result
 
@@ -152,7 +157,6 @@ class Sinks:
 
 
 def _progress(report: Report, steps: int) -> str:
-    left = (steps - report.step) * report.tokens / max(report.step, 1) / max(report.tokens_per_second, 1e-9)
     parts = [
         f"step {report.step:>{len(str(steps))}}/{steps}",
         f"loss {report.loss:.4f}",
@@ -162,7 +166,7 @@ def _progress(report: Report, steps: int) -> str:
         f"mfu {report.mfu:.1%}" if report.mfu is not None else "mfu n/a",
         f"{report.memory / 2**20:,.0f} MiB",
         f"data wait {report.data_wait:.1%}",
-        f"{left:,.0f} s left",
+        f"{report.seconds_left:,.0f} s left" if report.seconds_left is not None else "first step",
     ]
     return "  ".join(parts)
 

@@ -75,11 +75,12 @@ def state_tensors(model: Llama, optimizer: Optimizer) -> dict[str, Tensor]:
     """
     if not optimizer.state:
         _create_state(optimizer)
-    return {
-        f"{name}.{quantity}": value
-        for name, parameter in named_parameters(model).items()
-        for quantity, value in optimizer.state[parameter].items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in named_parameters(model).items():
+        if parameter not in optimizer.state:  # it answers an unknown key with an empty state
+            raise KeyError(f"the optimizer does not know {name}")
+        tensors |= {f"{name}.{quantity}": value for quantity, value in optimizer.state[parameter].items()}
+    return tensors
 
 
 def _create_state(optimizer: Optimizer) -> None:

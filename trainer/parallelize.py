@@ -83,7 +83,7 @@ def _selective_contexts() -> Any:
             keep = seen[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(choose)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return create_selective_checkpoint_contexts(choose)
 
 
 def compile_blocks(model: Llama, backend: str) -> None:
@@ -93,6 +93,15 @@ def compile_blocks(model: Llama, backend: str) -> None:
     for block in model.layers:
         block.compile(backend=backend, fullgraph=True, dynamic=False)
     model.lm_head.loss = torch.compile(model.lm_head.loss, backend=backend, fullgraph=True, dynamic=False)
+
+
+def reshard(model: Llama) -> None:
+    """Let go of weights that a forward pass without a backward pass has left gathered. Until then the model's
+    parameters are other objects than those that the optimizer knows.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def shard(model: Llama, config: Config, mesh: DeviceMesh) -> None:

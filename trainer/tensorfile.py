@@ -1,14 +1,15 @@
-"""Safetensors files, read strictly and in parts.
+"""Safetensors files: written repeatably, read strictly and in parts.
 
-Owns the parser of the header, which is foreign data: names are unique, ranges lie inside the file, neither
-overlap nor leave gaps, and fit their shapes; sharded files say where each piece lies in the whole tensor.
-Torch-free.
+Owns the writer and the parser of the header. What is parsed is foreign data: names are unique, ranges lie
+inside the file, neither overlap nor leave gaps, and fit their shapes; sharded files say where each piece
+lies in the whole tensor. Torch-free.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -29,9 +30,10 @@ Refuse = Callable[[str], NoReturn]
 class Readable(Protocol):
     """What is needed of a `supplychain.artifact.VerifiedFile`."""
 
-    path: str
-    size: int
-
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
     def read(self, offset: int, length: int) -> memoryview: ...
 
 
@@ -121,6 +123,27 @@ def _piece(name: str, entry: Any, sharding: Mapping[str, Any] | None, base: int,
 
 def _counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def header(pieces: Sequence[Piece]) -> bytes:
+    """The header, with its length before it, of a file that holds these pieces one after another (only
+    their order and sizes count, not `start` and `end`). The same pieces give the same bytes, which the
+    library's own writer does not promise.
+    """
+    entries: dict[str, Any] = {
+        "__metadata__": {
+            SHARDING: json.dumps({piece.name: {"saved_offsets": list(piece.offsets)} for piece in pieces}),
+            "DCP_VERSION": "1.0",
+            "format": "pt",
+        }
+    }
+    position = 0
+    for piece in pieces:
+        span = [position, position := position + piece.end - piece.start]
+        entries[piece.name] = {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": span}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text
 
 
 def whole_shape(pieces: list[Piece]) -> tuple[int, ...] | None:
