@@ -221,7 +221,7 @@ def _reported(path: Path) -> SecureTrainError:
 
 
 def _unexplained(ranks: Ranks) -> SecureTrainError:
-    """The trainer was killed, or failed in a way that it could not describe; its own exit code is passed on."""
+    """The trainer was killed, or failed without being able to say why; its exit code is passed on."""
     code = ranks.process.returncode
     error = SecureTrainError(
         "ST-R07",

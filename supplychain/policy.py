@@ -179,7 +179,7 @@ def load(
 
 
 def parse(data: bytes, *, where: str) -> Document:
-    """The document in these bytes; ST-P03 names every problem, and the nearest known key for an unknown one."""
+    """The document in these bytes; ST-P03 names all problems, and for an unknown key the nearest one."""
     try:
         return Document.model_validate(tomllib.loads(data.decode("utf-8")))
     except UnicodeDecodeError:

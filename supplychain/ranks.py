@@ -24,6 +24,7 @@ from supplychain.plan import FILE, Plan
 
 Say = Callable[[str], None]
 LOGS = "logs"
+_TORCHRUN = "torch.distributed.run"
 REPORT = "report"  # where ranks leave outcome.json and rank-K.json
 METRICS = "metrics.jsonl"
 GRACE = 10.0  # seconds that processes get to end after torchrun has
@@ -105,7 +106,7 @@ class Ranks:
             "0",
         ]
         options += ["--log-dir", str(self.logs), "--redirects", "3"]
-        return isolation.command(prefix, self._scratch, "torch.distributed.run", [*options, *trainer])
+        return isolation.command(prefix, self._scratch, _TORCHRUN, [*options, *trainer])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -130,7 +131,10 @@ class Ranks:
         """Ask the ranks, and them alone, to save and end: torchrun would give them 30 seconds."""
         self.signal = signal.Signals(self._signals[0])
         plan = f"-m trainer {self.run / FILE}"
-        ranks = [pid for pid, line in descendants(self.process.pid).items() if plan in line]
+        below = descendants(
+            self.process.pid
+        )  # torchrun itself is the parent of these; its command line holds theirs
+        ranks = [pid for pid, line in below.items() if plan in line and _TORCHRUN not in line]
         if not ranks:
             self.say(f"{self.signal.name}: training had not begun; stopped")
             self._kill()

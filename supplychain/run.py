@@ -25,9 +25,10 @@ from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
 from supplychain.errors import SecureTrainError
 from supplychain.gate import Decision, Request
-from supplychain.launch import Result, Say
+from supplychain.launch import Result
 from supplychain.plan import FILE, Plan
 from supplychain.policy import Policy
+from supplychain.ranks import Say
 from supplychain.trust.bundle import Bundle
 from supplychain.trust.keys import VerifyingKey
 from supplychain.trust.signers import Signer
@@ -38,7 +39,7 @@ ROLE = "checkpoint"  # who signs decisions, checkpoints and provenance
 
 
 def new_id(run: Path) -> str:
-    """A run's name in statements: its folder's, and enough randomness to tell it from another of that name."""
+    """A run's name in statements: its folder's, and enough randomness to be the only one."""
     return f"{run.name}-{secrets.token_hex(4)}"
 
 

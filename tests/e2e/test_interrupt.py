@@ -142,7 +142,7 @@ def test_kill_9_of_a_rank_ends_the_run_with_a_reason(site: Site, tmp_path: Path)
     process = site.start(*site.train(run, settings=ENDLESS))
     wait_for((run / "statements" / "checkpoint-00000020.sigstore.json").is_file, process)
     below = children(process.pid)
-    ranks = [pid for pid, line in below.items() if " -m trainer " in line]
+    ranks = ranks_of(below)
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
@@ -151,6 +151,13 @@ def test_kill_9_of_a_rank_ends_the_run_with_a_reason(site: Site, tmp_path: Path)
     gone(set(below))
     no_half_checkpoints(run)
     assert json.loads((run / "result.json").read_bytes())["status"] == "failed"
+
+
+def ranks_of(below: dict[int, str]) -> list[int]:
+    """The training processes; torchrun's command line holds theirs."""
+    return [
+        pid for pid, line in below.items() if " -m trainer " in line and "torch.distributed.run" not in line
+    ]
 
 
 def gone(pids: set[int]) -> None:
@@ -238,7 +245,7 @@ def test_no_process_of_the_training_can_reach_the_key(site: Site, tmp_path: Path
     secret = key.split(b"-----")[2].replace(b"\n", b"")[20:60]
     below = children(process.pid)
     try:
-        assert len([line for line in below.values() if " -m trainer " in line]) == 2
+        assert len(ranks_of(below)) == 2
         for pid in below:
             entry = Path(f"/proc/{pid}")
             variables, arguments = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
