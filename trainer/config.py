@@ -46,7 +46,9 @@ class TrainConfig:
     steps: int = option(10000, "optimizer steps of the whole run", low=1)
     global_batch: int = option(512, "sequences of one optimizer step, over all ranks", low=1)
     micro_batch: int = option(
-        1, "sequences of one forward pass on one rank; the rest is gradient accumulation", low=1
+        1,
+        "sequences of one forward pass on one rank, the rest is accumulation; 0 is a rank's whole share",
+        low=0,
     )
     loss_chunk: int = option(
         2048, "tokens whose logits exist at one time; a smaller number trades speed for memory", low=1
@@ -171,7 +173,7 @@ class Config:
 
     def check(self) -> None:
         """Refuse settings that contradict each other. ST-T02."""
-        model, train = self.model, self.train
+        model = self.model
         if model.flavor not in FLAVORS:
             raise fields.unknown("ST-T03", "model flavor", model.flavor, FLAVORS, where="model.flavor")
         _require(
@@ -183,12 +185,6 @@ class Config:
             "model.kv_heads",
             f"a divisor of model.heads = {model.heads}",
             model.kv_heads,
-        )
-        _require(
-            train.global_batch % train.micro_batch == 0,
-            "train.micro_batch",
-            f"a divisor of train.global_batch = {train.global_batch}",
-            train.micro_batch,
         )
 
     def mesh(self, world_size: int) -> tuple[int, int]:
@@ -204,16 +200,25 @@ class Config:
                 expected=str(world_size),
                 found=str(replicate * shard),
             )
-        if self.train.global_batch % (world_size * self.train.micro_batch):
+        self.rows(world_size)
+        return replicate, shard
+
+    def rows(self, world_size: int) -> int:
+        """Sequences of one micro-batch on one of this many ranks; ST-T04 if the global batch is not a
+        multiple.
+        """
+        batch = self.train.global_batch
+        rows = self.train.micro_batch or max(batch // world_size, 1)
+        if batch % (world_size * rows):
             raise TrainerError(
                 "ST-T04",
-                f"the global batch of {self.train.global_batch} sequences cannot be divided over "
-                f"{world_size} processes in micro-batches of {self.train.micro_batch}",
+                f"the global batch of {batch} sequences cannot be divided over {world_size} processes in "
+                f"micro-batches of {rows}",
                 where="train.global_batch",
-                expected=f"a multiple of {world_size * self.train.micro_batch}",
-                found=str(self.train.global_batch),
+                expected=f"a multiple of {world_size * rows}",
+                found=str(batch),
             )
-        return replicate, shard
+        return rows
 
 
 def _require(holds: bool, where: str, expected: str, found: object) -> None:

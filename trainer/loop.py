@@ -38,6 +38,7 @@ class Run:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.config, self.world = plan, plan.config, world
+        self.rows = self.config.rows(world.size)
         self.sinks = Sinks(plan.directory, self.config.train.steps, active=world.leads)
         self.control = Control()
         self.tokenizer = inputs.tokenizer(plan)
@@ -51,7 +52,7 @@ class Run:
             torch.zeros(()),
             torch.zeros(()),
         )  # of the newest step; this rank's share of the loss
-        self.reported = "nan"  # newest loss of all ranks, as text
+        self.reported: str | None = None  # newest loss of all ranks, as text
         if plan.checkpoint is not None:
             self.restore(plan.checkpoint)
         self.meter = Meter(self.config, world.size, world.device)
@@ -108,7 +109,7 @@ class Run:
         was divided.
         """
         total = torch.zeros((), device=self.world.device)
-        for x, y in inputs.micro_batches(batch, self.config.train.micro_batch, self.world.device):
+        for x, y in inputs.micro_batches(batch, self.rows, self.world.device):
             loss = self.model(x, y) / self.config.tokens_per_step
             loss.backward()
             total += loss.detach()
@@ -151,7 +152,7 @@ class Run:
         # Not compiled: without gradients a block would be another graph, compiled for a moment's use.
         with torch.compiler.set_stance("force_eager"):
             for batch in inputs.validation(self.plan, self.validation, self.world):
-                for x, y in inputs.micro_batches(batch, self.config.train.micro_batch, self.world.device):
+                for x, y in inputs.micro_batches(batch, self.rows, self.world.device):
                     total += self.model(x, y)
                 tokens += batch.size * self.config.data.sequence_length
         parallelize.reshard(self.model)
@@ -168,7 +169,7 @@ class Run:
         state = TrainingState(
             step=self.step,
             tokens=self.tokens,
-            loss=self.reported,
+            loss=self.reported or "",
             loader=self.loader.state_dict(),
             plan=self.plan.digest,
             facts=reproducible.facts(),
@@ -208,6 +209,7 @@ class Run:
         state = TrainingState.from_json(artifact.read_bytes("state.json"))
         self.loader.load_state_dict(dict(state.loader))
         self.step, self.reported, self.saved = state.step, state.loss, source.path.name
+        self.sinks.forget_after(self.step)
         self.sinks.line(f"resuming after step {self.step}, from {source.path.name}")
 
     def finish(self, stop: int) -> None:

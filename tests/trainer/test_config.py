@@ -75,7 +75,6 @@ def test_unknown_names() -> None:
         "optimizer.learning_rate=1e-41",
         "model.heads=3",
         "model.kv_heads=5",
-        "train.micro_batch=3",
         "model=3",
         "=3",
         "train.steps",
@@ -108,7 +107,15 @@ def test_nothing_automatic_is_left() -> None:
 
 def test_a_mesh_must_make_up_the_world() -> None:
     assert resolved("parallel.dp_replicate=2").mesh(8) == (2, 4)
-    for settings, world in ((("parallel.dp_replicate=3",), 8), (("parallel.dp_shard=4",), 2), ((), 3)):
+    assert resolved("train.micro_batch=0", "train.global_batch=24").rows(8) == 3
+    impossible = (
+        (("parallel.dp_replicate=3",), 8),
+        (("parallel.dp_shard=4",), 2),
+        ((), 3),
+        (("train.micro_batch=3",), 2),
+        (("train.micro_batch=0", "train.global_batch=8"), 16),
+    )
+    for settings, world in impossible:
         with pytest.raises(TrainerError) as caught:
             resolved(*settings).mesh(world)
         assert caught.value.code == "ST-T04"
