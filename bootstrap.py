@@ -678,12 +678,12 @@ def build(home: Home, options: argparse.Namespace) -> str:
 
 
 def quickstart(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
-    build(home, options)
+    lock = LOCKS / "training-{}.lock".format(build(home, options))
     command = str(home.gate / "bin" / "secure-train")
     sys.stdout.flush()
     sys.stderr.flush()
     # In our place, so that signals and the exit code are its own: it saves a checkpoint when it is stopped.
-    os.execv(command, [command, "quickstart", *rest])
+    os.execv(command, [command, "quickstart", "--lock", os.path.relpath(str(lock)), *rest])
 
 
 def test(home: Home, options: argparse.Namespace, rest: list[str]) -> int:

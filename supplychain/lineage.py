@@ -49,6 +49,11 @@ class Node:
         return self.errors + [error for child in self.children for error in child.all_errors()]
 
     @property
+    def outcome(self) -> State:
+        """`failed` if anything below failed: a whole is no better than its parts."""
+        return "failed" if self.all_errors() else self.state
+
+    @property
     def exit_code(self) -> int:
         """0, or the gravest error below this node."""
         codes = {error.exit_code for error in self.all_errors()}
@@ -57,7 +62,7 @@ class Node:
     def as_dict(self) -> dict[str, Any]:
         return {
             "title": self.title,
-            "state": self.state,
+            "state": self.outcome,
             "note": self.note,
             "errors": [error.as_dict() for error in self.errors],
             "children": [child.as_dict() for child in self.children],

@@ -124,7 +124,7 @@ def show_tree(console: Console, node: Node) -> None:
 
 
 def _tree(node: Node, first: str, rest: str) -> Iterator[str]:
-    yield f"{first}{style(node.state)} {node.title}" + (f": {node.note}" if node.note else "")
+    yield f"{first}{style(node.outcome)} {node.title}" + (f": {node.note}" if node.note else "")
     branch, corner, bar = ("├─ ", "└─ ", "│  ") if _unicode() else ("|- ", "`- ", "|  ")
     for index, child in enumerate(node.children):
         last = index == len(node.children) - 1
