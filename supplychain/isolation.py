@@ -9,6 +9,7 @@ shared, and the home folder, where keys lie, is a private empty one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,10 @@ class Scratch:
         return Scratch(folder)
 
     def remove(self) -> None:
+        """Delete it, and the folder that held it if that is empty now."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.parent.rmdir()
 
 
 def interpreter(prefix: Path) -> Path:
