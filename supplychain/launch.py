@@ -65,6 +65,15 @@ class Result:
         write_durably(run / RESULT, json.dumps(document, indent=1).encode() + b"\n")
 
 
+def phase(run: Path) -> str | None:
+    """How far the newest launch came, by its result.json: unsigned, so nothing rests on it."""
+    try:
+        found = parse_json((run / RESULT).read_bytes(), what=RESULT)
+        return str(found["phase"])
+    except (OSError, SecureTrainError, KeyError, TypeError):
+        return None
+
+
 def launch(
     run: Path, plan: Plan, decision: Bundle, previous: Link | None, signer: Signer, *, version: str, say: Say
 ) -> Result:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,12 +81,9 @@ def start(
 
 
 def read_former(run: Path) -> Plan:
-    """The plan of the run that shall go on; it is believed only once the gate has found it in a signed
-    decision.
-    """
+    """The plan of the run that shall go on; believed only once the gate has found it in a signed decision."""
     plan = Plan.read(run)
-    result = run / launch.RESULT
-    if result.is_file() and json.loads(result.read_bytes()).get("status") == "completed":
+    if launch.phase(run) == "done":
         raise SecureTrainError(
             "ST-R02", "the run is complete", where=str(run), next_step=f"secure-train verify {run}"
         )

@@ -260,3 +260,25 @@ def test_no_process_of_the_training_can_reach_the_key(site: Site, tmp_path: Path
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
+
+
+def test_a_complete_run_is_not_resumed(site: Site, finished: Path) -> None:
+    done = site.run("run", "--resume", finished)
+    assert done.returncode == 2
+    assert "error[ST-R02]" in done.stderr
+
+
+def test_a_run_that_trained_but_was_not_attested_gets_its_provenance_on_resume(
+    site: Site, finished: Path, tmp_path: Path
+) -> None:
+    """As after Ctrl-C, or a full disk, between the last step and the provenance: nothing is trained again."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "statements" / "provenance.sigstore.json").unlink()
+    result = run / "result.json"
+    result.write_text(result.read_text().replace('"phase": "done"', '"phase": "attest"'))
+    before = weights(run, 6)
+    site.ok("run", "--resume", run)
+    assert weights(run, 6) == before
+    assert site.run("verify", run).returncode == 0
+    assert (run / "statements" / "provenance.sigstore.json").is_file()
