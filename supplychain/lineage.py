@@ -164,7 +164,7 @@ def _provenance(root: Node, path: Path, plan: Plan, links: list[Link], policy: P
     file = path / launch.PROVENANCE
     node = root.add(Node("provenance"))
     if not file.exists():
-        if _result(path).get("status") == "completed":
+        if _result(path).get("phase") == "done":
             _fail(
                 node,
                 SecureTrainError(
