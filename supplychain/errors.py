@@ -353,6 +353,30 @@ CODES: dict[str, Code] = {
         "A worker process of the preparation ended without a word, most often because the machine ran out"
         " of memory and its kernel killed it. Nothing was left under the final name.",
     ),
+    "ST-D14": Code(
+        USAGE,
+        "transform returned no sample",
+        "A user's transform must return as many integers as it was given, each inside the vocabulary. "
+        "Transforms change samples one for one; what leaves samples out belongs into preparation.",
+    ),
+    "ST-D15": Code(
+        USAGE,
+        "dataset not packed",
+        "The run asks for packed rows of a length that the dataset was not packed into. Packing is done "
+        "once, by `data prepare --pack`, and signed with the dataset.",
+    ),
+    "ST-D16": Code(
+        USAGE,
+        "dataset cannot be adopted",
+        "The folder holds no token files of a form that is known, or does not say enough about them: the "
+        "token type, the vocabulary, or which file is which split.",
+    ),
+    "ST-D17": Code(
+        USAGE,
+        "optional package missing",
+        "What was asked for needs a package that is not in this environment. It is an optional extra, so "
+        "that environments which do not need it need not trust it.",
+    ),
     # --- runs -----------------------------------------------------------------------------------------------
     "ST-R01": Code(
         REFUSED_INTEGRITY,

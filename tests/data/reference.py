@@ -6,6 +6,7 @@ Written from the contract, not from the code; slow, and obvious.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from fractions import Fraction
 
 MASK = 2**64 - 1
@@ -22,11 +23,11 @@ def mix(value: int, key: int) -> int:
     return value * 0xC4CEB9FE1A85EC53 & MASK
 
 
-def permute(position: int, n: int, seed: int, digest: str, epoch: int) -> int:
+def permute(position: int, n: int, seed: int, digest: str, epoch: int, purpose: str = "permutation") -> int:
     if n < 2**16:
-        keys = [word("permutation", seed, digest, epoch, number) for number in range(2)]
+        keys = [word(purpose, seed, digest, epoch, number) for number in range(2)]
         return sorted(range(n), key=lambda value: mix(mix(value, keys[0]), keys[1]))[position]
-    keys = [word("permutation", seed, digest, epoch, number) for number in range(6)]
+    keys = [word(purpose, seed, digest, epoch, number) for number in range(6)]
     bits = len(bin(n - 1)) - 2
     low_bits = (bits + 1) // 2
     high_bits = bits - low_bits
@@ -40,6 +41,23 @@ def permute(position: int, n: int, seed: int, digest: str, epoch: int) -> int:
         position = high * 2**low_bits + low
         if position < n:
             return position
+
+
+def window_permute(position: int, n: int, seed: int, digest: str, epoch: int, chunk: int, chunks: int) -> int:
+    full = n // chunk
+    cuts = [*range(0, full, chunks), full] if full else [0, 0]  # where windows begin, in chunks
+    for window, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        last = end == full
+        size = n - begin * chunk if last else chunks * chunk
+        if position < begin * chunk + size:
+            break
+    place = position - begin * chunk
+    if chunks > 1:
+        place = permute(place, size, seed, digest, epoch, f"window/v1 {window}")
+    slot, inside = divmod(begin * chunk + place, chunk)
+    if slot < full:
+        slot = permute(slot, full, seed, digest, epoch, "window/v1 chunks")
+    return slot * chunk + inside
 
 
 def counts(weights: dict[str, int], taken: int) -> dict[str, int]:

@@ -5,14 +5,17 @@ so that a batch says by itself where it was read from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from supplychain.artifact import build_manifest
-from trainer.data import Batch, Dataset, Loader, Writer
-from trainer.data.shards import TOKENIZER
+from supplychain.artifact import SecureTrainError, build_manifest
+from trainer.data import Batch, Dataset, Description, Loader, Writer
+from trainer.data.pack import pack
+from trainer.data.shards import DESCRIPTION, TOKENIZER, Packed, write_description, write_pieces
 
 SEQ_LEN = 16
 
@@ -60,3 +63,22 @@ def first_tokens(batches: Iterable[Batch]) -> list[int]:
 
 def take(loader: Loader, batches: int) -> list[Batch]:
     return [next(loader) for _ in range(batches)]
+
+
+def pack_dataset(root: Path, seq_len: int) -> Path:
+    """Add a packing to an unsigned dataset, as the preparation does."""
+    description = Description.parse((root / DESCRIPTION).read_bytes())
+    rows = []
+    for shard in description.shards:
+        pieces = pack(np.fromfile(root / shard.idx, "<u8"), seq_len)
+        write_pieces(root, shard, seq_len, pieces)
+        rows.append(int(pieces[-1, 0]) + 1)
+    write_description(root, replace(description, packings=(Packed(seq_len, tuple(rows)),)))
+    return root
+
+
+def refusal(code: str, call: Callable[[], object]) -> SecureTrainError:
+    with pytest.raises(SecureTrainError) as refused:
+        call()
+    assert refused.value.code == code
+    return refused.value

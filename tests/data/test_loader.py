@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from supplychain.artifact import SecureTrainError
-from tests.data.support import SEQ_LEN, dataset, first_tokens, sign, take, write_dataset
+from tests.data.support import SEQ_LEN, dataset, first_tokens, refusal, sign, take, write_dataset
 from trainer.data import IGNORED, Dataset, Loader, Stage, validation_batches
-from trainer.data.loader import SPAN, Transcript
+from trainer.data.samples import SPAN
+from trainer.data.state import Transcript
 
 GLOBAL_BATCH = 12
 OFFSET = 100_000  # of the second dataset's tokens, so that the two can be told apart
@@ -222,13 +222,6 @@ def test_killed_between_reading_ahead_and_the_step(tmp_path: Path) -> None:
 
 
 # --- 3. refusals ---------------------------------------------------------------------------------------
-
-
-def refusal(code: str, call: Callable[[], object]) -> SecureTrainError:
-    with pytest.raises(SecureTrainError) as refused:
-        call()
-    assert refused.value.code == code
-    return refused.value
 
 
 @pytest.mark.parametrize(

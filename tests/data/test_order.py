@@ -14,7 +14,7 @@ import pytest
 
 from supplychain.artifact import SecureTrainError
 from tests.data import reference
-from trainer.data.order import MAX_COUNT, Concat, Mixture, Order, Source, Stage, permute
+from trainer.data.order import MAX_COUNT, Concat, Mixture, Order, Source, Stage, Window, permute
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_bytes())
 A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
@@ -132,6 +132,64 @@ def test_a_trillion_values_need_no_memory() -> None:
     n = 10**12 + 39
     found = permute(np.array([0, 1, n - 1]), n, 1, A, 0)
     assert found.tolist() == [reference.permute(position, n, 1, A, 0) for position in (0, 1, n - 1)]
+
+
+# --- the window ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", GOLDEN["windows"], ids=lambda case: f"{case['chunk']}x{case['chunks']}")
+def test_golden_windows(case: dict[str, Any]) -> None:
+    window = Window(case["chunk"], case["chunks"])
+    positions = np.array(case["positions"])
+    found = window.permute(positions, case["n"], case["seed"], case["digest"], case["epoch"])
+    assert found.tolist() == case["values"]
+
+
+SHAPES = [(1, 1), (4, 1), (4, 3), (7, 2), (16, 5), (1000, 2), (5, 1000)]
+
+
+@pytest.mark.parametrize(("chunk", "chunks"), SHAPES)
+@pytest.mark.parametrize("n", [1, 3, 4, 60, 61, 63, 997, 1000])
+def test_a_window_gives_each_sample_once(n: int, chunk: int, chunks: int) -> None:
+    found = Window(chunk, chunks).permute(np.arange(n), n, 3, A, 2)
+    assert np.array_equal(np.sort(found), np.arange(n))
+    reference_found = [reference.window_permute(p, n, 3, A, 2, chunk, chunks) for p in range(n)]
+    assert found.tolist() == reference_found
+
+
+def test_a_window_touches_just_its_chunks() -> None:
+    """What the short last chunk must not do is shift where windows begin."""
+    n, chunk, chunks = 10_007, 16, 8
+    found = Window(chunk, chunks).permute(np.arange(n), n, 1, A, 0)
+    size = chunk * chunks
+    for begin in range(0, n // size * size - size, size):
+        assert len(np.unique(found[begin : begin + size] // chunk)) == chunks
+    assert (np.diff(found[:size]) != 1).mean() > 0.9
+
+
+def test_a_window_of_one_chunk_keeps_its_order() -> None:
+    found = Window(4, 1).permute(np.arange(1000), 1000, 1, A, 0).reshape(-1, 4)
+    assert (np.diff(found, axis=1) == 1).all()
+    assert sorted(found[:, 0].tolist()) == list(range(0, 1000, 4))
+    assert found[:, 0].tolist() != sorted(found[:, 0].tolist())
+
+
+def test_a_window_is_part_of_the_order() -> None:
+    sources, stages = [Source(A, 100_000), Source(B, 999)], [Stage(0, {A: 3, B: 1})]
+    near = Order(1, sources, stages, Window(64, 4))
+    far = Order(1, sources, stages)
+    assert near.name == "window/v1/64x4"
+    assert far.name == "feistel6/v1"
+    assert [d for d, _, _ in sequence(near, 0, 500)] == [d for d, _, _ in sequence(far, 0, 500)]
+    mine = [index for digest, _, index in sequence(near, 0, 340) if digest == A]
+    assert len({index // 64 for index in mine[:256]}) == 4
+
+
+@pytest.mark.parametrize("window", [Window(0, 1), Window(1, 0), Window(2**31, 2)])
+def test_impossible_windows_are_refused(window: Window) -> None:
+    with pytest.raises(SecureTrainError) as refused:
+        Order(1, [Source(A, 5)], [Stage(0, {A: 1})], window)
+    assert refused.value.code == "ST-D08"
 
 
 # --- the mixture ---------------------------------------------------------------------------------------

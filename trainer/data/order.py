@@ -1,13 +1,13 @@
 """Which sample is number g of a run: the permutation, the mixture, the schedule of stages, the packing.
 
-Everything here is a pure function of (ORDER, manifest digests, seed, schedule, g): no I/O, no state,
-integers only, the same on every platform. World size, ranks, threads, batch sizes and restarts are not
-inputs, so they cannot matter.
+Everything here is a pure function of (name of the order, manifest digests, seed, schedule, g): no I/O, no
+state, integers only, the same on every platform. World size, ranks, threads, batch sizes and restarts are
+not inputs, so they cannot matter.
 
-    g --stage, mixture--> (source, ordinal) --permutation--> (source, epoch, index) --packing--> first token
+    g --stage, mixture--> (source, ordinal) --permutation--> (source, epoch, index) --packing--> place
 
-This order is frozen. A change of any result needs a new name in ORDER or PACKING beside the old one: golden
-vectors in tests/data hold it. It is a shuffle, not a cipher.
+These orders are frozen. A change of any result needs a new name beside the old one: golden vectors in
+tests/data hold it. They are shuffles, not ciphers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from supplychain.artifact import SecureTrainError, canonical_json
 
 ORDER = "feistel6/v1"
 PACKING = "concat/v1"
+ROWS = "rows/v1"  # the other packing: one sample is one row of the dataset's .pack files
 
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 2**62  # of a source, and of a run: keeps all index arithmetic inside 64 bits
@@ -48,13 +49,15 @@ _MULTIPLY_1 = np.uint64(0xFF51AFD7ED558CCD)  # the constants of MurmurHash3's fi
 _MULTIPLY_2 = np.uint64(0xC4CEB9FE1A85EC53)
 
 
-def permute(positions: Indices, n: int, seed: int, digest: str, epoch: int) -> Indices:
+def permute(
+    positions: Indices, n: int, seed: int, digest: str, epoch: int, purpose: str = "permutation"
+) -> Indices:
     """Where `positions` (each in 0..n-1) go under the permutation of n values that this seed, source and
-    epoch have."""
+    epoch have for this purpose."""
     if n < _FEW:
-        return _sorted(n, seed, digest, epoch)[positions]
+        return _sorted(n, seed, digest, epoch, purpose)[positions]
     bits = (n - 1).bit_length()
-    keys = _words("permutation", seed, digest, epoch, _ROUNDS)
+    keys = _words(purpose, seed, digest, epoch, _ROUNDS)
     values = _feistel(positions.astype(np.uint64), bits, keys)
     outside = np.flatnonzero(values >= n)
     while outside.size:
@@ -75,9 +78,9 @@ def _feistel(values: _Words, bits: int, keys: tuple[int, ...]) -> _Words:
     return (high << np.uint64(low_bits)) | low
 
 
-@lru_cache(maxsize=128)
-def _sorted(n: int, seed: int, digest: str, epoch: int) -> Indices:
-    first, second = _words("permutation", seed, digest, epoch, 2)
+@lru_cache(maxsize=128)  # of at most half a megabyte each
+def _sorted(n: int, seed: int, digest: str, epoch: int, purpose: str) -> Indices:
+    first, second = _words(purpose, seed, digest, epoch, 2)
     order = np.argsort(_mix(_mix(np.arange(n, dtype=np.uint64), first), second), kind="stable").astype(
         np.int64
     )
@@ -101,6 +104,46 @@ def _words(purpose: str, seed: int, digest: str, epoch: int, count: int) -> tupl
         int.from_bytes(hashlib.sha256(f"{text} {number}".encode()).digest()[:8], "little")
         for number in range(count)
     )
+
+
+# --- the scope of the permutation ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """A permutation that stays near: for data that is fetched, or hashed, in larger parts than a sample.
+
+    An epoch is cut into chunks of `chunk` successive samples, the last of which may be short. The full
+    chunks are permuted, the short one stays last. `chunks` of them at a time make a window, and the samples
+    of a window are permuted among each other, so a stretch of the order touches few chunks. A window of one
+    chunk is read in its own order.
+    """
+
+    chunk: int
+    chunks: int
+
+    @property
+    def name(self) -> str:
+        return f"window/v1/{self.chunk}x{self.chunks}"
+
+    def permute(self, positions: Indices, n: int, seed: int, digest: str, epoch: int) -> Indices:
+        full = n // self.chunk  # chunks; the windows are cut from these, so the short one shifts no window
+        windows = max(1, -(-full // self.chunks))
+        number = np.minimum(positions // (self.chunk * self.chunks), windows - 1)
+        within = positions - number * (self.chunk * self.chunks)
+        if self.chunks > 1:
+            for window in np.unique(number):
+                mine = number == window
+                last = window == windows - 1
+                size = n - int(window) * self.chunk * self.chunks if last else self.chunk * self.chunks
+                purpose = f"window/v1 {window}"
+                within[mine] = permute(within[mine], size, seed, digest, epoch, purpose)
+        slot, place = np.divmod(within, self.chunk)
+        slot += number * self.chunks
+        whole = slot < full
+        slot[whole] = permute(slot[whole], full, seed, digest, epoch, "window/v1 chunks")
+        found: Indices = slot * self.chunk + place
+        return found
 
 
 # --- the mixture ---------------------------------------------------------------------------------------
@@ -219,9 +262,17 @@ class Order:
     is added, or comes back, disturbs no other. Annealing is a stage, a ramp is many.
     """
 
-    def __init__(self, seed: int, sources: Sequence[Source], stages: Sequence[Stage]) -> None:
-        _check(seed, sources, stages)
+    def __init__(
+        self,
+        seed: int,
+        sources: Sequence[Source],
+        stages: Sequence[Stage],
+        window: Window | None = None,
+    ) -> None:
+        """Every epoch of a source is shuffled as a whole, or within a `window`."""
+        _check(seed, sources, stages, window)
         self.seed = seed
+        self._window = window
         self.sources = tuple(sorted(sources, key=lambda source: source.digest))
         self.stages = tuple(stages)
         place = {source.digest: number for number, source in enumerate(self.sources)}
@@ -238,6 +289,10 @@ class Order:
             self._given.append(given.copy())
             if end is not None:
                 given[members] += mixture.counts(end - stage.start)
+
+    @property
+    def name(self) -> str:
+        return self._window.name if self._window else ORDER
 
     def locate(self, first: int, count: int) -> Located:
         """Samples first .. first+count-1, count <= MAX_COUNT. Costs the same at any `first`."""
@@ -282,19 +337,20 @@ class Order:
 
     def _shuffled(self, sources: Indices, ordinals: Indices) -> Located:
         epochs, indices = np.empty_like(ordinals), np.empty_like(ordinals)
+        shuffle = self._window.permute if self._window else permute
         for number in np.unique(sources):
             source = self.sources[number]
             mine = np.flatnonzero(sources == number)
             epochs[mine], positions = np.divmod(ordinals[mine], source.samples)
             for epoch in np.unique(epochs[mine]):
                 now = epochs[mine] == epoch
-                indices[mine[now]] = permute(
+                indices[mine[now]] = shuffle(
                     positions[now], source.samples, self.seed, source.digest, int(epoch)
                 )
         return Located(sources, epochs, indices)
 
 
-def _check(seed: int, sources: Sequence[Source], stages: Sequence[Stage]) -> None:
+def _check(seed: int, sources: Sequence[Source], stages: Sequence[Stage], window: Window | None) -> None:
     def refuse(what: str, found: object) -> SecureTrainError:
         return SecureTrainError(
             "ST-D08", what, found=str(found), next_step="correct the data schedule of the run"
@@ -302,6 +358,8 @@ def _check(seed: int, sources: Sequence[Source], stages: Sequence[Stage]) -> Non
 
     if not 0 <= seed <= MAX_SEED:
         raise refuse("the seed is not an integer of 64 bits", seed)
+    if window and not (window.chunk >= 1 and window.chunks >= 1 and window.chunk * window.chunks < 2**32):
+        raise refuse("the window of the shuffle is empty, or too large", window.name)
     digests = [source.digest for source in sources]
     if len(set(digests)) != len(digests):
         raise refuse("one dataset is given twice", next(d for d in digests if digests.count(d) > 1))
