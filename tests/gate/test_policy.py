@@ -29,7 +29,7 @@ def refusal(action: object) -> str:
 def test_a_new_policy_trusts_its_key_in_every_role(shop: Workshop) -> None:
     found = shop.load()
     owner = shop.keys.public("owner").identifier
-    assert {name: role.keys for name, role in found.trust.roles.items()} == {
+    assert {name: role.members for name, role in found.trust.roles.items()} == {
         "data": (owner,),
         "builder": (owner,),
         "checkpoint": (owner,),
@@ -126,3 +126,12 @@ def test_foreign_bytes_never_give_a_traceback(data: bytes) -> None:
     with pytest.raises(SecureTrainError) as caught:
         policy.parse(data, where="fuzz")
     assert caught.value.code == "ST-P03"
+
+
+@pytest.mark.parametrize("profile", ["development", "production"])
+def test_every_shipped_policy_can_be_used(shop: Workshop, tmp_path: Path, profile: str) -> None:
+    path = tmp_path / f"{profile}.toml"
+    policy.new(path, profile, shop.signer("owner"), now=NOW)
+    found = policy.load(path, trusted=[shop.keys.public("owner")], now=NOW)
+    assert found.id == profile
+    assert found.document.environment.require_sealed == (profile == "production")
