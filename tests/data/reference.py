@@ -6,7 +6,6 @@ Written from the contract, not from the code; slow, and obvious.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from fractions import Fraction
 
 MASK = 2**64 - 1
@@ -46,11 +45,9 @@ def permute(position: int, n: int, seed: int, digest: str, epoch: int, purpose: 
 def window_permute(position: int, n: int, seed: int, digest: str, epoch: int, chunk: int, chunks: int) -> int:
     full = n // chunk
     cuts = [*range(0, full, chunks), full] if full else [0, 0]  # where windows begin, in chunks
-    for window, (begin, end) in enumerate(itertools.pairwise(cuts)):
-        last = end == full
-        size = n - begin * chunk if last else chunks * chunk
-        if position < begin * chunk + size:
-            break
+    window = next(w for w, end in enumerate(cuts[1:]) if end == full or position < end * chunk)
+    begin, end = cuts[window : window + 2]
+    size = n - begin * chunk if end == full else chunks * chunk
     place = position - begin * chunk
     if chunks > 1:
         place = permute(place, size, seed, digest, epoch, f"window/v1 {window}")
