@@ -165,6 +165,36 @@ CODES: dict[str, Code] = {
         "A key file is missing, unreadable, encrypted without a passphrase, of an unsupported type, or "
         "readable by other users.",
     ),
+    "ST-S07": Code(
+        REFUSED_INTEGRITY,
+        "signed outside the signer's time",
+        "The key, identity or certificate was not valid at the moment that counts: the one that a trusted "
+        "timestamp or log proves, or else the present. A signature without a proof of its time lives only as "
+        "long as its signer does; timestamps keep it alive.",
+    ),
+    "ST-S08": Code(
+        REFUSED_INTEGRITY,
+        "revoked",
+        "The artifact, the statement or its signer was revoked; the message says by what reason. With a "
+        "revocation from a date on, signatures stay valid that provably were made before it.",
+    ),
+    "ST-S09": Code(
+        REFUSED_INTEGRITY,
+        "root of trust refused",
+        "A trusted root or the signed trust metadata is not the pinned one, lacks signatures, contradicts "
+        "itself, or is older than what this host has seen already. Old metadata may hide a revocation.",
+    ),
+    "ST-S10": Code(
+        UNDECIDED,
+        "trust metadata expired",
+        "The trust metadata is past its expiry, so that nobody can tell whether something was revoked since. "
+        "Get the current one from whoever maintains it.",
+    ),
+    "ST-S11": Code(
+        UNDECIDED,
+        "signing service unavailable",
+        "A Sigstore instance, a timestamp authority or a hardware module did not sign. Nothing was written.",
+    ),
     # --- policy ---------------------------------------------------------------------------------------------
     "ST-P01": Code(
         REFUSED_POLICY,
@@ -408,6 +438,55 @@ CODES: dict[str, Code] = {
         "The training process ended without an outcome and without a report: it was killed (often for want"
         " of memory), or failed in a way it could not describe. The exit code is its own. The ranks' logs "
         "are in the run folder.",
+    ),
+    # --- bills of materials ---------------------------------------------------------------------------------
+    "ST-M01": Code(
+        USAGE,
+        "no bill of materials",
+        "The file is not a CycloneDX document in JSON or XML of a version that is supported (1.6 and 1.7), or "
+        "something that one should be made from cannot be read.",
+    ),
+    "ST-M02": Code(
+        USAGE,
+        "bill of materials breaks its schema",
+        "The official CycloneDX schema refuses the document, so other tools may read it as something else.",
+    ),
+    "ST-M03": Code(
+        REFUSED_INTEGRITY,
+        "bill of materials contradicts itself",
+        "The document follows the schema and cannot be true: a reference to nothing, one reference for two "
+        "things, a purl of another package, a hash of the wrong length, a locked package that is missing, or "
+        "a change after it got its serial number.",
+    ),
+    "ST-M04": Code(
+        USAGE,
+        "format cannot hold this",
+        "The format asked for has no place for what the bill of materials says, and nothing is dropped "
+        "silently. JSON holds everything.",
+    ),
+    "ST-M05": Code(
+        REFUSED_POLICY,
+        "bill of materials changed alarmingly",
+        "A package has other bytes than before under an unchanged version, or its hash is no longer known. "
+        "Releases do not change: the package, the index or the file was replaced. Find out which before you "
+        "use it.",
+    ),
+    "ST-M06": Code(
+        REFUSED_POLICY,
+        "licence not allowed",
+        "A component has a licence that the policy's lists deny, or that they neither allow nor except. "
+        "`secure-train sbom licenses` shows each component with its verdict.",
+    ),
+    "ST-M07": Code(
+        REFUSED_POLICY,
+        "bill of materials is incomplete",
+        "Required facts are missing and not even declared unknown. `secure-train sbom score` shows which.",
+    ),
+    "ST-M08": Code(
+        UNDECIDED,
+        "not checked",
+        "A check that was asked for could not be made here, for want of a program or a file. It is not passed "
+        "over: what was not checked is not accepted.",
     ),
     # --- bugs -----------------------------------------------------------------------------------------------
     "ST-B01": Code(
