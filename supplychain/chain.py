@@ -21,8 +21,7 @@ from supplychain.artifact.digest import Progress
 from supplychain.errors import SecureTrainError
 from supplychain.trust import bundle
 from supplychain.trust.bundle import Bundle
-from supplychain.trust.keys import VerifyingKey
-from supplychain.trust.roots import Trust
+from supplychain.trust.roots import Signatory, Trust
 from supplychain.trust.signers import Signer, sign_artifact
 from supplychain.trust.verify import VerifiedStatement, verify_statement
 
@@ -42,7 +41,7 @@ class Link:
     head: str
     decision: str
     statement: str  # sha256 of the statement's bundle
-    signer: VerifyingKey
+    signer: Signatory
 
     @property
     def name(self) -> str:

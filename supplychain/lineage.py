@@ -8,7 +8,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,14 +21,13 @@ from supplychain.environment.verify import verify_environment
 from supplychain.errors import REFUSED_INTEGRITY, REFUSED_POLICY, UNDECIDED, USAGE, SecureTrainError
 from supplychain.plan import FILE, Input, Plan
 from supplychain.policy import Policy
-from supplychain.trust.keys import VerifyingKey
-from supplychain.trust.roots import Trust
+from supplychain.trust.roots import Signatory, Trust, subject_of
 from supplychain.trust.verify import SignedArtifact, verify_artifact, verify_statement
 
 T = TypeVar("T")
 State = Literal["verified", "failed", "not checked"]
 _WORST_FIRST = (REFUSED_INTEGRITY, REFUSED_POLICY, USAGE, UNDECIDED)
-ANYONE = "signer"  # the role of keys that the caller names instead of a policy
+ANYONE = "signer"  # the role of those that the caller names instead of a policy
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Checker:
-    """What is trusted: a policy, or keys that the caller names, any of which may vouch for anything."""
+    """What is trusted: a policy, or signatories that the caller names, any of whom may vouch for anything."""
 
     trust: Trust
     policy: Policy | None
@@ -82,8 +81,8 @@ class Checker:
         return Checker(policy.trust, policy, progress)
 
     @staticmethod
-    def by_keys(keys: list[VerifyingKey], progress: Progress | None = None) -> Checker:
-        return Checker(Trust.of(ANYONE, *keys), None, progress)
+    def by_signatories(those: Sequence[Signatory], progress: Progress | None = None) -> Checker:
+        return Checker(Trust.of(ANYONE, *those), None, progress)
 
     def role(self, kind: str) -> str:
         return self.policy.rule(kind).signed_by if self.policy else ANYONE
@@ -273,7 +272,7 @@ def _artifact(
         size = f"{len(signed.manifest.files)} files"
     for error in found:
         _fail(node, error)
-    signers = ", ".join(f"{key.name} ({key.identifier[:12]})" for key in signed.signers)
+    signers = ", ".join(f"{item.name} ({subject_of(item)})" for item in signed.signers)
     node.note = f"{size}, sha256:{signed.manifest.digest[:16]}..., signed by {signers}"
     return node
 

@@ -12,6 +12,7 @@ import hashlib
 import re
 import string
 import tomllib
+from collections.abc import Collection, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,18 @@ from supplychain import statement
 from supplychain.artifact import write_durably
 from supplychain.errors import SecureTrainError
 from supplychain.trust.keys import VerifyingKey, parse_public
-from supplychain.trust.roots import Role, Trust
+from supplychain.trust.roots import (
+    CLAIMS,
+    Authority,
+    Holder,
+    Identity,
+    Instance,
+    Revocation,
+    Role,
+    Signatory,
+    Trust,
+    Window,
+)
 from supplychain.trust.signers import Signer
 from supplychain.trust.verify import verify_statement
 
@@ -38,17 +50,76 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class KeyRule(_Strict):
+class _Timed(_Strict):
+    """Somebody who may sign for a time: from `valid_from` on, before `valid_until`."""
+
+    valid_from: str | None = None
+    valid_until: str | None = None
+
+
+class KeyRule(_Timed):
     """A public key, in PEM form."""
 
     pem: str
 
 
-class RoleRule(_Strict):
-    """Who fills a role: `threshold` of the named keys."""
+class InstanceRule(_Strict):
+    """A Sigstore instance: its trusted root, a file beside the policy, pinned by digest."""
 
-    keys: list[str] = Field(min_length=1)
+    trusted_root: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class AuthorityRule(_Strict):
+    """A certificate or timestamp authority: certificates in PEM form, a timestamp authority's own first."""
+
+    pem: str
+
+
+class IdentityRule(_Timed):
+    """Whom a certificate names: one of a Sigstore instance (with issuer), or of a private authority."""
+
+    san: str = Field(min_length=1)
+    instance: str | None = None
+    issuer: str | None = None
+    claims: dict[str, str] = {}
+    authority: str | None = None
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> IdentityRule:
+        if (self.instance is None) == (self.authority is None):
+            raise ValueError("an identity needs either an `instance` of Sigstore or an `authority`")
+        if (self.instance is None) != (self.issuer is None):
+            raise ValueError("`issuer` belongs to the identities of an `instance`, and these need it")
+        if self.claims and self.instance is None:
+            raise ValueError("only certificates of a Sigstore instance have `claims`")
+        unknown = sorted(set(self.claims) - set(CLAIMS))
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no claim; there are {', '.join(CLAIMS)}")
+        return self
+
+
+class RoleRule(_Strict):
+    """Who fills a role: `threshold` of the named keys and identities."""
+
+    keys: list[str] = []
+    identities: list[str] = []
     threshold: int = Field(default=1, ge=1)
+
+
+class TimestampRule(_Strict):
+    """Whose timestamps prove when something was signed."""
+
+    authorities: list[str] = []
+
+
+class RevocationRule(_Strict):
+    """Something or somebody who is no longer believed, or from `since` on."""
+
+    kind: Literal["digest", "key", "identity"]
+    what: str
+    reason: str
+    since: str | None = None
 
 
 class ArtifactRule(_Strict):
@@ -80,7 +151,12 @@ class Document(_Strict):
     version: Literal[1]
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9./-]{0,79}$")
     expires: str
-    keys: dict[str, KeyRule]
+    keys: dict[str, KeyRule] = {}
+    identities: dict[str, IdentityRule] = {}
+    sigstore: dict[str, InstanceRule] = {}
+    authorities: dict[str, AuthorityRule] = {}
+    timestamps: TimestampRule = TimestampRule()
+    revoked: list[RevocationRule] = []
     roles: dict[str, RoleRule]
     artifacts: dict[str, ArtifactRule]
     environment: EnvironmentRule = EnvironmentRule()
@@ -89,13 +165,24 @@ class Document(_Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Document:
         for name, role in self.roles.items():
-            missing = [key for key in role.keys if key not in self.keys]
-            if missing:
-                raise ValueError(f"roles.{name} names the key {missing[0]!r}, which [keys] does not have")
-            if role.threshold > len(set(role.keys)):
+            _known(f"roles.{name}", role.keys, self.keys, "keys")
+            _known(f"roles.{name}", role.identities, self.identities, "identities")
+            members = len(set(role.keys)) + len(set(role.identities))
+            if not members:
+                raise ValueError(f"roles.{name} has neither keys nor identities")
+            if role.threshold > members:
                 raise ValueError(
-                    f"roles.{name} asks for {role.threshold} signatures and has {len(set(role.keys))} keys"
+                    f"roles.{name} asks for {role.threshold} signatures and has {members} members"
                 )
+        for name, identity in self.identities.items():
+            _known(f"identities.{name}", [identity.instance or ""], self.sigstore | {"": None}, "sigstore")
+            _known(
+                f"identities.{name}", [identity.authority or ""], self.authorities | {"": None}, "authorities"
+            )
+        who = [(item.san, item.issuer, item.authority) for item in self.identities.values()]
+        if len(set(who)) != len(who):
+            raise ValueError("two of [identities] are the same person, who would count twice")
+        _known("timestamps", self.timestamps.authorities, self.authorities, "authorities")
         for kind, rule in self.artifacts.items():
             if rule.signed_by not in self.roles:
                 raise ValueError(
@@ -104,25 +191,28 @@ class Document(_Strict):
         return self
 
 
+def _known(where: str, names: Iterable[str], table: Collection[str], title: str) -> None:
+    missing = [name for name in names if name not in table]
+    if missing:
+        raise ValueError(f"{where} names {missing[0]!r}, which [{title}] does not have")
+
+
 class Policy:
     """A policy that was parsed, is not expired and is trusted by this host. Only `load` makes it."""
 
-    def __init__(self, document: Document, data: bytes, path: Path, vouched_by: str) -> None:
+    def __init__(
+        self,
+        document: Document,
+        data: bytes,
+        path: Path,
+        vouched_by: str,
+        now: dt.datetime | None = None,
+    ) -> None:
         self.document = document
         self.data = data
         self.path = path
         self.vouched_by = vouched_by
-        keys = {
-            name: parse_public(name, rule.pem.encode(), where=f"{path}: keys.{name}")
-            for name, rule in document.keys.items()
-        }
-        self.trust = Trust(
-            {key.identifier: key for key in keys.values()},
-            {
-                name: Role(name, tuple(keys[key].identifier for key in rule.keys), rule.threshold)
-                for name, rule in document.roles.items()
-            },
-        )
+        self.trust = _trust(document, path, now)
 
     @property
     def id(self) -> str:
@@ -145,6 +235,73 @@ class Policy:
                 found=kind,
                 next_step=f"add [artifacts.{kind}] to the policy and sign it again",
             ) from None
+
+
+def _trust(document: Document, path: Path, now: dt.datetime | None) -> Trust:
+    """Who is trusted for what, with the files beside the policy that it pins."""
+    keys = {
+        name: parse_public(name, rule.pem.encode(), where=f"{path}: keys.{name}")
+        for name, rule in document.keys.items()
+    }
+    instances = {name: _instance(name, rule, path) for name, rule in document.sigstore.items()}
+    authorities = {name: Authority(name, rule.pem.encode()) for name, rule in document.authorities.items()}
+    people: dict[str, Identity | Holder] = {}
+    for name, rule in document.identities.items():
+        if rule.instance is not None:
+            claims = tuple(sorted(rule.claims.items()))
+            people[name] = Identity(name, str(rule.issuer), rule.san, instances[rule.instance], claims)
+        else:
+            people[name] = Holder(name, rule.san, authorities[str(rule.authority)])
+    timed: list[tuple[Signatory, _Timed]] = [(keys[name], rule) for name, rule in document.keys.items()]
+    timed += [(people[name], rule) for name, rule in document.identities.items()]
+    return Trust(
+        {key.identifier: key for key in keys.values()},
+        {
+            name: Role(
+                name,
+                tuple(
+                    item.identifier
+                    for item in (*map(keys.get, rule.keys), *map(people.get, rule.identities))
+                    if item
+                ),
+                rule.threshold,
+            )
+            for name, rule in document.roles.items()
+        },
+        tuple(item for item in people.values() if isinstance(item, Identity)),
+        tuple(item for item in people.values() if isinstance(item, Holder)),
+        tuple(authorities[name] for name in document.timestamps.authorities),
+        {
+            item.identifier: Window(_moment(rule.valid_from, path), _moment(rule.valid_until, path))
+            for item, rule in timed
+            if rule.valid_from or rule.valid_until
+        },
+        tuple(
+            Revocation(entry.kind, entry.what, entry.reason, _moment(entry.since, path))
+            for entry in document.revoked
+        ),
+        now,
+    )
+
+
+def _instance(name: str, rule: InstanceRule, path: Path) -> Instance:
+    """The pinned trusted root, read once; ST-S09 if it is another file than the policy pins."""
+    file = path.parent / rule.trusted_root
+    instance = Instance(name, _read(file))
+    if instance.sha256 != rule.sha256:
+        raise SecureTrainError(
+            "ST-S09",
+            f"the trusted root of the Sigstore instance {name!r} is not the one that the policy pins",
+            where=str(file),
+            expected=f"sha256:{rule.sha256}",
+            found=f"sha256:{instance.sha256}",
+            next_step="restore the file, or review the new root and pin it in the policy",
+        )
+    return instance
+
+
+def _moment(text: str | None, path: Path) -> dt.datetime | None:
+    return None if text is None else _time(text, path)
 
 
 def signature_path(policy: Path) -> Path:
@@ -175,7 +332,7 @@ def load(
             found=document.expires,
             next_step=f"review it, set a new date, and: secure-train policy sign {path} --key NAME",
         )
-    return Policy(document, data, path, vouched_by)
+    return Policy(document, data, path, vouched_by, now)
 
 
 def parse(data: bytes, *, where: str) -> Document:
@@ -196,7 +353,11 @@ def parse(data: bytes, *, where: str) -> Document:
 def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
     name = ".".join(map(str, location)) or "policy"
     if kind == "extra_forbidden":
-        known = {field for model in _Strict.__subclasses__() for field in model.model_fields}
+        known = {
+            field
+            for model in (*_Strict.__subclasses__(), *_Timed.__subclasses__())
+            for field in model.model_fields
+        }
         near = difflib.get_close_matches(str(location[-1]), sorted(known), 1)
         return f"{name} is not a key of a policy" + (f" (did you mean {near[0]!r}?)" if near else "")
     return f"{name}: {message.removeprefix('Value error, ')}"
@@ -220,10 +381,18 @@ def new(path: Path, profile: str, signer: Signer, *, now: dt.datetime) -> None:
             where=str(path),
             next_step="choose another name, or sign this one: secure-train policy sign",
         )
+    key = signer.public
+    if not isinstance(key, VerifyingKey):
+        raise SecureTrainError(
+            "ST-S06",
+            "a new policy trusts a key, and this signer is an identity",
+            found=key.name,
+            next_step="name a key, then add the identity to the policy",
+        )
     expires = (now + LIFETIME).strftime("%Y-%m-%dT00:00:00Z")
     text = string.Template(available[profile].read_text("utf-8")).substitute(
-        key=re.sub(r"[^A-Za-z0-9_-]", "-", signer.public.name),
-        pem=signer.public.pem.decode(),
+        key=re.sub(r"[^A-Za-z0-9_-]", "-", key.name),
+        pem=key.pem.decode(),
         expires=expires,
     )
     parse(text.encode(), where=str(path))
@@ -305,7 +474,7 @@ def _time(text: str, path: Path) -> dt.datetime:
     except ValueError:
         raise SecureTrainError(
             "ST-P03",
-            "the policy's `expires` is no date with a time zone",
+            "a date of the policy is none with a time zone",
             where=str(path),
             expected="2027-01-31T00:00:00Z",
             found=text,

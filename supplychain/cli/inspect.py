@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,37 @@ def command(folder: Path, every: bool, as_json: bool) -> int:
 
 
 def _signature(path: Path) -> dict[str, Any]:
-    """Whose key a bundle names; the name is what this host calls that key."""
+    """Whom a bundle names: a key by the name that this host calls it, or what its certificate says."""
     parsed = bundle.parse(path.read_bytes(), where=str(path))
-    known = {key.identifier: key.name for key in [*roots.key_store().list(), *roots.policy_keys().list()]}
     statement = parse_json(parsed.payload, what=f"the statement in {path}", code="ST-S03")
     kind = statement.get("predicateType") if isinstance(statement, dict) else None
+    name, key = _claim(parsed, str(path))
     return {
         "file": path.name,
-        "key": parsed.key_hint,
-        "name": known.get(parsed.key_hint, "a key unknown here"),
+        "method": parsed.method,
+        "key": key,
+        "name": name,
+        "timestamps": len(parsed.timestamps),
         "predicateType": kind,
     }
+
+
+def _claim(parsed: bundle.Bundle, where: str) -> tuple[str, str]:
+    """Whom the bundle names, and the sha256 of the key's PEM or of the certificate."""
+    if parsed.method == "key":
+        keys = [*roots.key_store().list(), *roots.policy_keys().list()]
+        known = {key.identifier: key.name for key in keys}
+        return known.get(parsed.key_hint, "a key unknown here"), parsed.key_hint
+    digest = hashlib.sha256(parsed.certificates[0]).hexdigest()
+    if parsed.method == "keyless":
+        from supplychain.trust import keyless  # late: most signatures are by keys
+
+        claimed = keyless.claimed(parsed, where=where)
+        return f"{claimed.subject} of {claimed.issuer}", digest
+    from supplychain.trust import certificates
+
+    (first, *_) = certificates.load(parsed.certificates, where=where)
+    return ", ".join(certificates.subjects(first, where=where)) or "a certificate without a name", digest
 
 
 def _run(console: Console, folder: Path) -> int:

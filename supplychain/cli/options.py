@@ -11,17 +11,17 @@ import click
 
 from supplychain.errors import SecureTrainError
 from supplychain.trust import roots
-from supplychain.trust.keys import SigningKey
-from supplychain.trust.signers import LocalSigner
+from supplychain.trust.signers import CertificateSigner, LocalSigner, Signer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 key_option = click.option(
     "--key",
-    metavar="NAME|FILE",
+    metavar="NAME|FILE|sigstore[:FILE]",
     envvar="SECURE_TRAIN_KEY",
-    help="Key to sign with [default: your only key; see `keys list`].",
+    help="Key to sign with, or `sigstore` to sign as the identity of a token [default: your only key]; see "
+    "docs/trust.md.",
 )
 env_option = click.option(
     "--env",
@@ -42,8 +42,15 @@ pin_option = click.option(
 )
 
 
-def signer(name: str | None) -> LocalSigner:
-    """The signer that --key names, or the user's only key."""
+def signer(name: str | None) -> Signer:
+    """The signer that --key names, or the user's only key.
+
+    `sigstore` is the public instance, `sigstore:FILE` the one of a trust configuration. A key with a
+    certificate beside it (NAME.crt) signs as the certificate's holder. Signatures by keys and certificates
+    are timestamped by the authority that SECURE_TRAIN_TIMESTAMP names.
+    """
+    if name is not None and (name == "sigstore" or name.startswith("sigstore:")):
+        return _keyless(name.partition(":")[2])
     store = roots.key_store()
     if name is None:
         own = [key.name for key in store.list() if store.has_private(key.name)]
@@ -57,8 +64,53 @@ def signer(name: str | None) -> LocalSigner:
                 next_step="secure-train keys new NAME" if not own else "name one with --key",
             )
         name = own[0]
-    key: SigningKey = store.load(name, _passphrase)
-    return LocalSigner(key)
+    authority = os.environ.get("SECURE_TRAIN_TIMESTAMP") or None
+    key = store.load(name, _passphrase)
+    chain = store.certificate(name)
+    if chain is not None:
+        return CertificateSigner(key, chain, authority, where=f"the certificate of {name}")
+    return LocalSigner(key, authority)
+
+
+def _keyless(config: str) -> Signer:
+    from supplychain.trust import keyless  # late: signing by a key must not load sigstore
+
+    file = os.environ.get("SECURE_TRAIN_IDENTITY_TOKEN")
+
+    def token() -> str:
+        return read(Path(file), "the identity token").decode("ascii", "replace") if file else _ambient()
+
+    return keyless.KeylessSigner(token, read(Path(config), "the trust configuration") if config else None)
+
+
+def _ambient() -> str:
+    """The token that a CI service gives its jobs."""
+    from sigstore.errors import Error
+    from sigstore.oidc import detect_credential
+
+    try:
+        token = detect_credential()
+    except (Error, OSError) as error:
+        raise SecureTrainError("ST-S06", f"no identity token could be had: {type(error).__name__}") from None
+    if token is None:
+        raise SecureTrainError(
+            "ST-S06",
+            "there is no identity token to sign with",
+            expected="a file that SECURE_TRAIN_IDENTITY_TOKEN names, or a CI service that gives tokens",
+            next_step="get a token for the audience `sigstore` from your issuer",
+        )
+    return token
+
+
+def read(path: Path, what: str) -> bytes:
+    """A small file that an option or a variable names; ST-S06 if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 20)
+    except OSError as error:
+        raise SecureTrainError(
+            "ST-S06", f"{what} cannot be read: {error.strerror}", where=str(path)
+        ) from None
 
 
 def policy_path(path: Path | None) -> Path:
@@ -76,10 +128,5 @@ def _passphrase() -> bytes:
     """From the file that SECURE_TRAIN_PASSPHRASE_FILE names, or asked for."""
     file = os.environ.get("SECURE_TRAIN_PASSPHRASE_FILE")
     if file:
-        try:
-            return Path(file).read_bytes().rstrip(b"\n")
-        except OSError as error:
-            raise SecureTrainError(
-                "ST-S06", f"the passphrase file cannot be read: {error.strerror}", where=file
-            ) from None
+        return read(Path(file), "the passphrase file").rstrip(b"\n")
     return str(click.prompt("Passphrase of the key", hide_input=True, err=True)).encode()

@@ -12,7 +12,7 @@ from supplychain.cli import options
 from supplychain.cli.output import Console, show_tree
 from supplychain.lineage import Checker
 from supplychain.trust import roots
-from supplychain.trust.keys import KeyStore
+from supplychain.trust.roots import Identity, Instance, Signatory
 
 
 @click.command()
@@ -26,9 +26,28 @@ from supplychain.trust.keys import KeyStore
     metavar="FILE.pub",
     help="Trust this public key instead of a policy; may be repeated.",
 )
+@click.option(
+    "--identity",
+    metavar="SAN",
+    help="Trust this identity instead of a policy; with --issuer and --trusted-root.",
+)
+@click.option("--issuer", metavar="URL", help="Who names the identity.")
+@click.option(
+    "--trusted-root",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The trusted_root.json of the Sigstore instance; nothing is fetched, and no cache is read.",
+)
 @options.json_option
 def command(
-    paths: tuple[Path, ...], policy: Path | None, pin: str | None, keys: tuple[str, ...], as_json: bool
+    paths: tuple[Path, ...],
+    policy: Path | None,
+    pin: str | None,
+    keys: tuple[str, ...],
+    identity: str | None,
+    issuer: str | None,
+    trusted_root: Path | None,
+    as_json: bool,
 ) -> int:
     """Check runs and signed artifacts: signatures, identities and every byte; a run to its last input.
 
@@ -36,8 +55,11 @@ def command(
     checked.
     """
     console = Console(as_json)
+    named: list[Signatory] = [roots.key_store().public(name) for name in keys]
+    if (identity, issuer, trusted_root) != (None, None, None):
+        named.append(_identity(identity, issuer, trusted_root))
     with console.progress("hashing") as progress:
-        checker = _checker(policy, pin, keys, progress)
+        checker = _checker(policy, pin, named, progress)
         trees = [lineage.verify_folder(path.absolute(), checker) for path in paths]
     for tree in trees:
         show_tree(console, tree)
@@ -46,9 +68,15 @@ def command(
     return code
 
 
-def _checker(path: Path | None, pin: str | None, keys: tuple[str, ...], progress: Progress) -> Checker:
-    if keys:
-        store: KeyStore = roots.key_store()
-        return Checker.by_keys([store.public(name) for name in keys], progress)
+def _checker(path: Path | None, pin: str | None, named: list[Signatory], progress: Progress) -> Checker:
+    if named:
+        return Checker.by_signatories(named, progress)
     file = options.policy_path(path)
     return Checker.by_policy(policy.load(file, trusted=roots.policy_keys().list(), pinned=pin), progress)
+
+
+def _identity(subject: str | None, issuer: str | None, root: Path | None) -> Identity:
+    if subject is None or issuer is None or root is None:
+        raise click.UsageError("--identity, --issuer and --trusted-root belong together.")
+    data = options.read(root, "the trusted root")
+    return Identity(subject, issuer, subject, Instance(root.name, data))

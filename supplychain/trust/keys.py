@@ -36,6 +36,7 @@ _CURVE_HASH: dict[str, hashes.HashAlgorithm] = {
     "secp384r1": hashes.SHA384(),
     "secp521r1": hashes.SHA512(),
 }
+SUPPORTED_CURVES = tuple(_CURVE_HASH)
 MAX_KEY = 1 << 16  # bytes of a key file
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -114,7 +115,7 @@ def parse_public(name: str, pem: bytes, *, where: str) -> VerifyingKey:
 
 
 class KeyStore:
-    """A folder of key pairs: NAME.key (0600) and NAME.pub."""
+    """A folder of key pairs: NAME.key (0600), NAME.pub, and NAME.crt if the key has a certificate."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -210,6 +211,21 @@ class KeyStore:
                 next_step="secure-train keys list",
             ) from None
         return parse_public(path.stem, pem, where=str(path))
+
+    def certificate(self, name: str) -> bytes | None:
+        """The chain (PEM, the key's own certificate first) that lies beside a private key, if there is one:
+        NAME.crt.
+        """
+        path = (Path(name) if "/" in name else self._paths(name)[0]).with_suffix(".crt")
+        try:
+            with open(path, "rb") as file:
+                return file.read(16 * MAX_KEY)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SecureTrainError(
+                "ST-S06", f"the key's certificate cannot be read: {error.strerror}", where=str(path)
+            ) from None
 
     def list(self) -> list[VerifyingKey]:
         return [self.public(path.stem) for path in sorted(self.folder.glob("*.pub"))]

@@ -7,16 +7,23 @@ named after the numbers:
     V1  the bundle is small, strict JSON without duplicate or unknown keys, of one exact media type, with
         exactly one signature
     V2  the payload type is in-toto's
-    V3  the key that the bundle names is trusted, and its signature over the pre-authentication encoding is
-        right
-    V4  that key fills the required role; as many different keys as the role's threshold did
+    V3  whom the bundle names is trusted: a key by its digest, a certificate's holder by a chain to his
+        authority, an identity by Sigstore's own obligations; and the signature over the pre-authentication
+        encoding is right
+    V4  that signatory fills the required role; as many different ones as the role's threshold did
     V5  the statement is of in-toto v1, of the expected predicate type
     V6  its subject is the thing at hand (for artifacts: its list of files is exactly the manifest's)
     V7  the manifest is canonical and of the expected kind; it is parsed only when V1 to V6 hold for its bytes
+    V8  the signature was made within the signatory's time: at the moment that a trusted timestamp or log
+        proves, or else the present one
+    V9  nothing about it is revoked: the manifest, the subject, the bundle or the signatory
+
+V8 and V9 are asked together with V4, before the payload is parsed; V9 for the subject as soon as it is known.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import InitVar, dataclass
@@ -29,8 +36,7 @@ from supplychain.artifact.oms import STATEMENT_TYPE
 from supplychain.errors import SecureTrainError
 from supplychain.trust import bundle
 from supplychain.trust.bundle import Bundle
-from supplychain.trust.keys import VerifyingKey
-from supplychain.trust.roots import Trust
+from supplychain.trust.roots import Holder, Identity, Revocation, Role, Signatory, Trust, subject_of
 
 _PROOF = object()  # only this module can show it
 MAX_SIGNATURES = 64
@@ -41,7 +47,7 @@ class VerifiedStatement:
     """An in-toto statement whose signature, signer's role, type and subject were checked."""
 
     statement: dict[str, Any]
-    signer: VerifyingKey
+    signer: Signatory
     bundle: Bundle
     proof: InitVar[object]
 
@@ -57,13 +63,13 @@ class VerifiedStatement:
 
 @dataclass(frozen=True)
 class SignedArtifact:
-    """An artifact whose manifest is signed by enough trusted keys. Its files are not yet compared: that
-    happens as they are read.
+    """An artifact whose manifest is signed by enough trusted signatories. Its files are not yet compared:
+    that happens as they are read.
     """
 
     root: Path
     manifest: Manifest
-    signers: tuple[VerifyingKey, ...]
+    signers: tuple[Signatory, ...]
     role: str
     bundles: tuple[Bundle, ...]
     proof: InitVar[object]
@@ -76,12 +82,13 @@ class SignedArtifact:
 def verify_statement(
     data: bytes, trust: Trust, role: str, predicate_type: str, *, subject: str | None, where: str
 ) -> VerifiedStatement:
-    """Check one bundle with a statement (V1 to V6). `subject` is the sha256 that it must be about; None: the
-    caller compares it.
+    """Check one bundle with a statement (V1 to V6, V8, V9). `subject` is the sha256 that it must be about;
+    None: the caller compares it.
     """
     parsed = bundle.parse(data, where=where)  # V1, V2
-    signer = _signer(parsed, trust, role, where)  # V3, V4
+    made = _made(parsed, trust, role, where)  # V3, V4, V8, V9
     statement = _statement(parsed, predicate_type, where)  # V5
+    _refuse_revoked_digests(trust, [parsed.digest, *_subjects(statement, where)], where)  # V9
     if subject is not None and subject not in _subjects(statement, where):  # V6
         raise SecureTrainError(
             "ST-S04",
@@ -91,33 +98,36 @@ def verify_statement(
             found=", ".join(f"sha256:{item}" for item in _subjects(statement, where))[:300],
             next_step="restore the statement that belongs here",
         )
-    return VerifiedStatement(statement, signer, parsed, _PROOF)
+    return VerifiedStatement(statement, made.signer, parsed, _PROOF)
 
 
 def verify_artifact(
     root: Path, trust: Trust, role: str, *, kinds: Collection[str] | None = None
 ) -> SignedArtifact:
-    """Check the signatures of the artifact at `root` (V1 to V7). Every bundle must be well-formed; those of
-    unknown keys do not count.
+    """Check the signatures of the artifact at `root` (V1 to V9). Every bundle must be well-formed; those of
+    unknown signatories do not count.
     """
     data = read_manifest(root)
     digest = hashlib.sha256(data).hexdigest()
+    _refuse_revoked_digests(trust, [digest], str(root))  # V9
     accepted: dict[str, _Accepted] = {}
     problems: list[SecureTrainError] = []
     for where, content in _bundles(root):
         parsed = bundle.parse(content, where=where)  # V1, V2
         try:
-            signer = _signer(parsed, trust, role, where)  # V3, V4
+            made = _made(parsed, trust, role, where)  # V3, V4, V8, V9
         except SecureTrainError as error:
             if error.code != "ST-S02":  # a wrong signature of a trusted key is never passed over
                 raise
             problems.append(error)
             continue
+        _refuse_revoked_digests(trust, [parsed.digest], where)  # V9
         files = oms.signed_files(_statement(parsed, oms.PREDICATE_TYPE, where), where=where)  # V5
         oms.check_manifest_digest(files, digest, where=where)  # V6
-        accepted[signer.identifier] = _Accepted(signer, parsed, files, where)
-    needed = trust.roles[role].threshold
-    if len(accepted) < needed:  # V4
+        accepted[made.signer.identifier] = _Accepted(made, parsed, files, where)
+    needed = _role(trust, role, str(root)).threshold
+    # One private key counts once, as a key and as the holder of a certificate.
+    if min(len(accepted), len({item.made.key for item in accepted.values()})) < needed:  # V4
         if problems and needed == 1:
             raise problems[0]
         raise SecureTrainError(
@@ -125,7 +135,7 @@ def verify_artifact(
             f"too few trusted signers for the role {role!r}",
             where=str(root),
             expected=trust.describe(role),
-            found=", ".join(item.signer.name for item in accepted.values()) or "none of them",
+            found=", ".join(item.made.signer.name for item in accepted.values()) or "none of them",
             next_step="have it signed by more of them",
         )
     manifest = Manifest.parse(data, where=str(root / MANIFEST))  # V7: nobody else's manifest is parsed
@@ -140,15 +150,24 @@ def verify_artifact(
             found=manifest.kind,
             next_step="name an artifact of the kind that is needed here",
         )
-    signers = tuple(item.signer for item in accepted.values())
+    signers = tuple(item.made.signer for item in accepted.values())
     return SignedArtifact(
         root, manifest, signers, role, tuple(item.bundle for item in accepted.values()), _PROOF
     )
 
 
 @dataclass(frozen=True)
+class _Made:
+    """By whom and with which key (its digest) a signature was made, and when, if that is proven."""
+
+    signer: Signatory
+    key: str
+    time: dt.datetime | None
+
+
+@dataclass(frozen=True)
 class _Accepted:
-    signer: VerifyingKey
+    made: _Made
     bundle: Bundle
     files: dict[str, str]
     where: str
@@ -190,7 +209,115 @@ def _read_bundle(root: Path, path: str) -> bytes:
         ) from None
 
 
-def _signer(parsed: Bundle, trust: Trust, role: str, where: str) -> VerifyingKey:
+def _made(parsed: Bundle, trust: Trust, role: str, where: str) -> _Made:
+    """V3, V4, V8 and V9 for one bundle."""
+    rule = _role(trust, role, where)
+    by = {"key": _by_key, "certificate": _by_certificate, "keyless": _by_identity}[parsed.method]
+    made = by(parsed, trust, rule, where)
+    window = trust.windows.get(made.signer.identifier)
+    if window is not None and not window.holds(made.time or trust.moment):  # V8
+        raise SecureTrainError(
+            "ST-S07",
+            f"{made.signer.name} could not sign then",
+            where=where,
+            expected=str(window),
+            found=_when(made.time, trust.moment),
+            next_step="have it signed by somebody who may sign now; timestamps keep old signatures alive",
+        )
+    for entry in trust.revocations:  # V9
+        if _is_about(entry, made) and (entry.since is None or made.time is None or made.time >= entry.since):
+            who = f"{made.signer.name} ({subject_of(made.signer)})"
+            raise _revoked(entry, who, _when(made.time, trust.moment), where)
+    return made
+
+
+def _by_key(parsed: Bundle, trust: Trust, rule: Role, where: str) -> _Made:
+    key = trust.keys.get(parsed.key_hint)
+    if key is None or parsed.key_hint not in rule.members:
+        known = f"{key.name} ({parsed.key_hint[:12]})" if key else None
+        found = known or f"a key that the policy does not know (sha256:{parsed.key_hint[:12]}...)"
+        raise _not_allowed(trust, rule, found, where)
+    if not key.accepts(bundle.pae(parsed.payload), parsed.signature):
+        raise _wrong_signature(key.name, where)
+    return _Made(key, key.identifier, _stamped(parsed, trust, where))
+
+
+def _by_certificate(parsed: Bundle, trust: Trust, rule: Role, where: str) -> _Made:
+    from supplychain.trust import certificates  # late: most signatures are by keys
+
+    chain = certificates.load(parsed.certificates, where=where)
+    names = certificates.subjects(chain[0], where=where)
+    holder = next(
+        (item for item in trust.holders if item.subject in names and item.identifier in rule.members), None
+    )
+    if holder is None:
+        named = ", ".join(names)[:200] or "nobody"
+        raise _not_allowed(trust, rule, f"a certificate that names {named}", where)
+    time = _stamped(parsed, trust, where)
+    key = certificates.verify(chain, holder, time or trust.moment, where=where)  # V8 for each certificate
+    if not key.accepts(bundle.pae(parsed.payload), parsed.signature):
+        raise _wrong_signature(holder.name, where)
+    return _Made(holder, key.identifier, time)
+
+
+def _by_identity(parsed: Bundle, trust: Trust, rule: Role, where: str) -> _Made:
+    from supplychain.trust import keyless  # late: most signatures are by keys
+
+    claimed = keyless.claimed(parsed, where=where)
+    members = [item for item in trust.identities if item.identifier in rule.members]
+    identity = next((item for item in members if claimed.is_(item)), None)
+    if identity is None:
+        same = next((i for i in members if (i.issuer, i.subject) == (claimed.issuer, claimed.subject)), None)
+        found = f"{claimed.subject} of {claimed.issuer}"
+        for name, value in same.claims if same else ():
+            if claimed.claims.get(name) != value:
+                found += f", {name} {claimed.claims.get(name)!r} in place of {value!r}"
+        raise _not_allowed(trust, rule, found, where)
+    time = keyless.verify(parsed, identity, where=where)  # V8 for the certificate
+    return _Made(identity, hashlib.sha256(parsed.certificates[0]).hexdigest(), time)
+
+
+def _stamped(parsed: Bundle, trust: Trust, where: str) -> dt.datetime | None:
+    if not parsed.timestamps or not trust.stamps:
+        return None
+    from supplychain.trust import timestamps  # late: few signatures have them
+
+    return timestamps.proven_time(parsed, trust.stamps, where=where)
+
+
+def _when(proven: dt.datetime | None, moment: dt.datetime) -> str:
+    if proven is None:
+        return f"no proof of the time, so the present counts: {moment:%Y-%m-%dT%H:%M:%SZ}"
+    return f"signed at or before {proven:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _is_about(entry: Revocation, made: _Made) -> bool:
+    signer = made.signer
+    if entry.kind == "key":
+        return entry.what in (signer.identifier, made.key)
+    subject = signer.subject if isinstance(signer, (Identity, Holder)) else None
+    return entry.kind == "identity" and entry.what in (signer.identifier, subject)
+
+
+def _refuse_revoked_digests(trust: Trust, digests: list[str], where: str) -> None:
+    for entry in trust.revocations:
+        if entry.kind == "digest" and entry.what in digests:
+            raise _revoked(entry, f"sha256:{entry.what}", None, where)
+
+
+def _revoked(entry: Revocation, what: str, when: str | None, where: str) -> SecureTrainError:
+    since = f" from {entry.since:%Y-%m-%dT%H:%M:%SZ} on" if entry.since else ""
+    return SecureTrainError(
+        "ST-S08",
+        f"{what} was revoked{since}: {entry.reason[:200]}",
+        where=where,
+        expected=f"a signature before {entry.since:%Y-%m-%dT%H:%M:%SZ}" if entry.since else None,
+        found=when if entry.since else None,
+        next_step="do not use it; have it made or signed again by somebody who is trusted",
+    )
+
+
+def _role(trust: Trust, role: str, where: str) -> Role:
     if role not in trust.roles:
         raise SecureTrainError(
             "ST-P04",
@@ -198,31 +325,30 @@ def _signer(parsed: Bundle, trust: Trust, role: str, where: str) -> VerifyingKey
             where=where,
             next_step=f"add [roles.{role}] to the policy",
         )
-    key = trust.keys.get(parsed.key_hint)
-    if key is None or parsed.key_hint not in trust.roles[role].keys:
-        found = (
-            f"{key.name} ({parsed.key_hint[:12]})"
-            if key
-            else f"a key that the policy does not know (sha256:{parsed.key_hint[:12]}...)"
-        )
-        raise SecureTrainError(
-            "ST-S02",
-            f"the signer may not vouch as {role!r}",
-            where=where,
-            expected=trust.describe(role),
-            found=found,
-            next_step=f"have it signed by a key of the role, or add the key to [roles.{role}] of the policy",
-        )
-    if not key.accepts(bundle.pae(parsed.payload), parsed.signature):
-        raise SecureTrainError(
-            "ST-S01",
-            "the signature is not valid",
-            where=where,
-            expected=f"a signature by {key.name} over these bytes",
-            found="one that does not match",
-            next_step="restore the artifact and its signature from where they were published",
-        )
-    return key
+    return trust.roles[role]
+
+
+def _not_allowed(trust: Trust, rule: Role, found: str, where: str) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-S02",
+        f"the signer may not vouch as {rule.name!r}",
+        where=where,
+        expected=trust.describe(rule.name),
+        found=found,
+        next_step=f"have it signed by a member of the role, or add the signer to [roles.{rule.name}] of the "
+        "policy",
+    )
+
+
+def _wrong_signature(name: str, where: str) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-S01",
+        "the signature is not valid",
+        where=where,
+        expected=f"a signature by {name} over these bytes",
+        found="one that does not match",
+        next_step="restore the artifact and its signature from where they were published",
+    )
 
 
 def _statement(parsed: Bundle, predicate_type: str, where: str) -> dict[str, Any]:
