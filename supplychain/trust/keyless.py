@@ -106,6 +106,7 @@ def _prove(data: bytes, identity: Identity, sha256: bytes | None, where: str) ->
     from sigstore.errors import Error
     from sigstore.hashes import Hashed
     from sigstore.models import Bundle as SigstoreBundle
+    from sigstore.models import InvalidBundle
     from sigstore.verify import policy
     from sigstore_models.common.v1 import HashAlgorithm
 
@@ -122,6 +123,11 @@ def _prove(data: bytes, identity: Identity, sha256: bytes | None, where: str) ->
         return parsed.signing_certificate
     except SecureTrainError:
         raise
+    except InvalidBundle as error:
+        reason = " ".join(str(error).split())[:300]
+        raise SecureTrainError(
+            "ST-S03", f"the Sigstore bundle is malformed: {reason}", where=where, next_step="sign again"
+        ) from None
     except Error as error:
         raise _refused(str(error) or type(error).__name__, identity, data, where) from None
     except Exception as error:

@@ -295,8 +295,8 @@ def _is_about(entry: Revocation, made: _Made) -> bool:
     signer = made.signer
     if entry.kind == "key":
         return entry.what in (signer.identifier, made.key)
-    subject = signer.subject if isinstance(signer, (Identity, Holder)) else None
-    return entry.kind == "identity" and entry.what in (signer.identifier, subject)
+    named = isinstance(signer, (Identity, Holder)) and entry.what in (signer.identifier, signer.subject)
+    return entry.kind == "identity" and named
 
 
 def _refuse_revoked_digests(trust: Trust, digests: list[str], where: str) -> None:

@@ -20,6 +20,26 @@ def accepts(root: Path, bundle: Path, key: VerifyingKey, *, git_paths: bool = Fa
     config.use_elliptic_key_verifier(public_key=pem)
     if git_paths:
         config.set_hashing_config(_hashing([], ignore_git_paths=False))
+    return _accepts(config, root, bundle)
+
+
+def accepts_certificate(root: Path, bundle: Path, authority: bytes) -> bool:
+    """The same with a certificate's signature, and the authority's root in PEM form."""
+    pem = bundle.parents[2].parent / "authority.pem"
+    pem.write_bytes(authority)
+    config = verifying.Config()  # type: ignore[no-untyped-call]  # as above
+    config.use_certificate_verifier(certificate_chain=[pem])
+    return _accepts(config, root, bundle)
+
+
+def accepts_identity(root: Path, bundle: Path, identity: str, issuer: str, trust_config: Path) -> bool:
+    """The same with a Sigstore identity's signature."""
+    config = verifying.Config()  # type: ignore[no-untyped-call]  # as above
+    config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer, trust_config=trust_config)
+    return _accepts(config, root, bundle)
+
+
+def _accepts(config: verifying.Config, root: Path, bundle: Path) -> bool:
     try:
         config.verify(root, bundle)
     except Exception:  # it raises whatever its parts raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -10,10 +11,15 @@ from cryptography.hazmat.primitives import serialization
 
 from supplychain.artifact import SIGNATURES, build_manifest
 from supplychain.trust import bundle
+from supplychain.trust.keyless import KeylessSigner
 from supplychain.trust.keys import ALGORITHMS, SigningKey
-from supplychain.trust.signers import LocalSigner, add_signature
+from supplychain.trust.roots import Authority, Holder, Trust
+from supplychain.trust.signers import CertificateSigner, LocalSigner, add_signature, sign_artifact
+from supplychain.trust.verify import verify_artifact
 from tests.artifact.support import flip, make_tree, refused
 from tests.attacks import peer
+from tests.sigstore.local import LocalSigstore
+from tests.trust import authority
 from tests.trust.support import bundle_path, check, key, payload, signed
 
 SHARD = "shards/shard-00000.bin"
@@ -41,6 +47,38 @@ def test_model_signing_verifies_each_of_several_signatures(tmp_path: Path) -> No
     assert sorted(os.listdir(root / SIGNATURES)) == ["alice.sigstore.json", "bob.sigstore.json"]
     for name in ("alice", "bob"):
         assert peer.accepts(root, bundle_path(root, name), key(name).public)
+
+
+def test_model_signing_verifies_a_certificates_signature(tmp_path: Path) -> None:
+    """In its time: the same chain, expired, is refused by us and accepted by it."""
+    root = authority.issue("root", ca=True, days=(-4000, 4000))
+    leaf = authority.issue("leaf", root, san="release@acme.test", eku=authority.CODE)
+    by = CertificateSigner(leaf.signing_key("me"), leaf.pem, where="it.crt")
+    folder = make_tree(tmp_path / "artifact")
+    sign_artifact(folder, "dataset", by)
+    assert peer.accepts_certificate(folder, bundle_path(folder, "me"), root.pem)
+    holder = Holder("me", "release@acme.test", Authority("acme", root.pem))
+    believed = dataclasses.replace(Trust.of("data", holder), now=authority.NOW)
+    verify_artifact(folder, believed, "data")
+    with refused("ST-S07"):
+        verify_artifact(folder, dataclasses.replace(believed, now=authority.NOW + 99 * authority.DAY), "data")
+    flip(folder / SHARD, 5)
+    assert not peer.accepts_certificate(folder, bundle_path(folder, "me"), root.pem)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_model_signing_verifies_an_identitys_signature(tmp_path: Path, version: int) -> None:
+    who = "trainer@example.com"
+    with LocalSigstore(rekor_version=version) as running:
+        config = running.write_trust_config(tmp_path / "trust.json")
+        by = KeylessSigner(lambda: running.raw_token(who), config.read_bytes())
+        folder = make_tree(tmp_path / "artifact")
+        sign_artifact(folder, "dataset", by)
+    path = bundle_path(folder, who)
+    assert peer.accepts_identity(folder, path, who, running.issuer, config)
+    assert not peer.accepts_identity(folder, path, "eve@example.com", running.issuer, config)
+    flip(folder / SHARD, 5)
+    assert not peer.accepts_identity(folder, path, who, running.issuer, config)
 
 
 def test_files_of_git_are_covered_by_us_and_ignored_by_model_signing(tmp_path: Path) -> None:

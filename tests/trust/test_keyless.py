@@ -195,14 +195,14 @@ def _payload(document: dict[str, Any]) -> None:
 CHANGES: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("ST-S01", _payload),
     ("ST-S01", lambda it: it["dsseEnvelope"]["signatures"][0].update(sig="AAAA")),
-    ("ST-S01", lambda it: it["verificationMaterial"].update(timestampVerificationData={})),
+    ("ST-S03", lambda it: it["verificationMaterial"].update(timestampVerificationData={})),
     (
         "ST-S01",
-        lambda it: it["verificationMaterial"]["tlogEntries"][0]["inclusionProof"].update(logIndex="99"),
+        lambda it: it["verificationMaterial"]["tlogEntries"][0]["inclusionProof"].update(logIndex="0"),
     ),
-    ("ST-S01", lambda it: it["verificationMaterial"]["tlogEntries"][0].pop("inclusionProof")),
+    ("ST-S03", lambda it: it["verificationMaterial"]["tlogEntries"][0].pop("inclusionProof")),
     ("ST-S01", lambda it: it["verificationMaterial"]["tlogEntries"][0].update(canonicalizedBody="e30=")),
-    ("ST-S01", lambda it: it["verificationMaterial"]["tlogEntries"].__setitem__(0, 1)),
+    ("ST-S03", lambda it: it["verificationMaterial"]["tlogEntries"].__setitem__(0, 1)),
     ("ST-S03", lambda it: it["verificationMaterial"].update(tlogEntries=[])),
     ("ST-S03", lambda it: it["verificationMaterial"].update(publicKey={"hint": "a" * 64})),
     ("ST-S03", lambda it: it["verificationMaterial"]["certificate"].update(rawBytes="AAAA")),
