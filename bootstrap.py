@@ -678,7 +678,7 @@ def build(home: Home, options: argparse.Namespace) -> str:
 
 
 def quickstart(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
-    lock = LOCKS / "training-{}.lock".format(build(home, options))
+    lock = LOCKS / f"training-{build(home, options)}.lock"
     command = str(home.gate / "bin" / "secure-train")
     sys.stdout.flush()
     sys.stderr.flush()
