@@ -19,6 +19,7 @@ POLICY = "urn:secure-train:policy:v1"
 DECISION = "https://slsa.dev/verification_summary/v1"
 CHECKPOINT = "urn:secure-train:checkpoint:v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
+BOM = "https://cyclonedx.org/bom"
 
 BUILD_TYPE = "urn:secure-train:fsdp-train:v1"
 GATE = "urn:secure-train:gate:v1"
@@ -77,6 +78,11 @@ def policy(name: str, data: bytes, identifier: str, expires: str) -> bytes:
     return _statement(
         [Subject(name, hashlib.sha256(data).hexdigest())], POLICY, {"id": identifier, "expires": expires}
     )
+
+
+def bom(subjects: Sequence[Subject], document: dict[str, Any]) -> bytes:
+    """A bill of materials about the subjects; the predicate is the CycloneDX document itself."""
+    return _statement(subjects, BOM, document)
 
 
 def decision(

@@ -30,6 +30,7 @@ VERBS = {
     "env": ("env", "Build and verify training environments."),
     "policy": ("policy", "Make, sign and show policies."),
     "keys": ("keys", "Make, list and trust keys."),
+    "sbom": ("sbom", "Write, check and compare bills of materials."),
     "doctor": ("doctor", "Show what this machine has and what is missing."),
     "explain": ("explain", "Explain an error code."),
 }

@@ -1,0 +1,240 @@
+"""`secure-train sbom environment|validate|diff|score`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from supplychain import boms
+from supplychain.cli import options
+from supplychain.cli.output import Console
+from supplychain.errors import CODES, SecureTrainError
+
+_FILE = click.Path(path_type=Path)
+_out = click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write it there [default: stdout].")
+_spec = click.option(
+    "--spec", type=click.Choice(["1.6", "1.7"]), default="1.6", show_default=True, help="CycloneDX version."
+)
+_author = click.option("--author", "authors", multiple=True, metavar="NAME", help="Who makes this BOM.")
+
+
+@click.group()
+def command() -> None:
+    """Write, check and compare bills of materials (CycloneDX).
+
+    With SOURCE_DATE_EPOCH the same inputs give the same bytes.
+    """
+
+
+@command.command()
+@options.env_option
+@click.option(
+    "--lock",
+    type=_FILE,
+    metavar="FILE",
+    help="With --env: the lock that it must have been built from. Alone: what is described.",
+)
+@_out
+@click.option("--format", "form", type=click.Choice(["json", "xml"]), default="json", show_default=True)
+@_spec
+@_author
+@click.option(
+    "--manifest",
+    metavar="HEX",
+    help="Manifest that `env verify` has just passed: only what is read here is hashed again.",
+)
+@click.option(
+    "--unverified", is_flag=True, help="Describe an environment that is not verified; the BOM says so."
+)
+@click.option("--sign", is_flag=True, help="Also write FILE.sigstore.json, an attestation with this BOM.")
+@options.key_option
+@options.json_option
+def environment(
+    environment: Path | None,
+    lock: Path | None,
+    output: Path | None,
+    form: Literal["json", "xml"],
+    spec: str,
+    authors: tuple[str, ...],
+    manifest: str | None,
+    unverified: bool,
+    sign: bool,
+    key: str | None,
+    as_json: bool,
+) -> int:
+    """Describe an environment: every package with hash, licence, producer and true dependencies.
+
+    It is verified first, and refused if anything differs.
+    """
+    from dataclasses import replace
+
+    from sbom.environment import environment_bom
+
+    console = Console(as_json)
+    signer = options.signer(key) if sign else None
+    if sign and output is None:
+        raise click.UsageError("--sign needs --output FILE, beside which the attestation is written.")
+    with boms.our_errors():
+        inventory, subject = _inventory(console, environment, lock, manifest, unverified)
+        named = authors or ((signer.public.name,) if signer else ())
+        document = environment_bom(
+            inventory.installed,
+            replace(inventory.setting, authors=named),
+            time=boms.now(),
+            tool_version=boms.tool_version(),
+            spec=spec,
+        )
+        if signer and subject is None:
+            raise SecureTrainError(
+                "ST-M08",
+                "what was not verified is not attested",
+                next_step="leave out --unverified or --sign",
+            )
+        written = boms.write(document, form, output)
+        if signer and output and subject:
+            boms.attest(document, subject, signer, output)
+    total = len(inventory.installed)
+    if output is None and not as_json:
+        click.echo(written.decode(), nl=False)
+    else:
+        console.text(f"{output}: {total} distributions, verified: {inventory.setting.verified}")
+    shown: dict[str, Any] = {} if output else {"bom": document}
+    console.answer(
+        "sbom environment",
+        0,
+        file=str(output) if output else None,
+        serial=document["serialNumber"],
+        distributions=total,
+        verified=inventory.setting.verified,
+        **shown,
+    )
+    return 0
+
+
+def _inventory(
+    console: Console, environment: Path | None, lock: Path | None, manifest: str | None, unverified: bool
+) -> tuple[boms.Inventory, str | None]:
+    """What is to be described, and the digest of the manifest that vouches for it."""
+    from supplychain.artifact import Manifest, read_manifest
+    from supplychain.environment.verify import find_environment, verify_environment
+
+    pins = boms.read_lock(lock) if lock else None
+    if pins and environment is None:
+        return boms.locked_inventory(pins), None
+    if unverified:
+        found = boms.unverified_inventory(environment or find_environment(None))
+        return (boms.with_lock(found, pins) if pins else found), None
+    prefix = find_environment(environment)
+    if manifest is not None:
+        found = boms.verified_inventory(prefix, manifest, every_file=False)
+        return (boms.with_lock(found, pins) if pins else found), manifest
+    digest = Manifest.parse(read_manifest(prefix), where=str(prefix)).digest
+    with console.progress(f"verifying {prefix.name}") as progress:
+        facts = verify_environment(prefix, digest, lock.read_bytes() if lock else None, progress=progress)
+    for finding in facts.findings[1:]:
+        console.error(finding)
+    facts.require()
+    return boms.verified_inventory(prefix, digest, every_file=True), digest
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@click.option("--lock", type=_FILE, metavar="FILE", help="Every package that it pins must be there.")
+@options.json_option
+def validate(file: Path, lock: Path | None, as_json: bool) -> int:
+    """Check FILE against the official schema, and for what a schema cannot say: references, purls, hashes,
+    the lock.
+    """
+    console = Console(as_json)
+    pins = boms.pinned(boms.read_lock(lock)) if lock else None
+    with boms.our_errors():
+        from sbom import validate as rules
+
+        document, found, as_written = boms.read(file)
+        found = found or rules.validate(document, pins, as_written=as_written)
+    code = 0
+    for finding in found:
+        name = "ST-M02" if finding.rule == "schema" else "ST-M03"
+        code = code or CODES[name].exit_code
+        place = f"{file}: {finding.where}"
+        console.error(SecureTrainError(name, finding.what, where=place, expected=f"rule {finding.rule}"))
+    if not found:
+        console.text(f"{file}: valid CycloneDX {document['specVersion']}, and it agrees with itself")
+    console.answer("sbom validate", code, file=str(file), findings=[finding.as_dict() for finding in found])
+    return code
+
+
+@command.command()
+@click.argument("before", type=_FILE)
+@click.argument("after", type=_FILE)
+@options.json_option
+def diff(before: Path, after: Path, as_json: bool) -> int:
+    """What changed from BEFORE to AFTER. Other bytes under an unchanged version are an alarm: exit code 4."""
+    from sbom.diff import diff as compare
+
+    console = Console(as_json)
+    with boms.our_errors():
+        changes = compare(boms.read_valid(before), boms.read_valid(after))
+    for change in changes:
+        mark = "ALARM " if change.alarm else ""
+        before_after = f"{change.before or '-'} -> {change.after or '-'}"
+        console.text(f"  {mark}{change.kind:8} {change.component}: {before_after}")
+    alarms = [change for change in changes if change.alarm]
+    code = CODES["ST-M05"].exit_code if alarms else 0
+    if alarms:
+        first = alarms[0]
+        console.error(
+            SecureTrainError(
+                "ST-M05",
+                f"{len(alarms)} components have other bytes under an unchanged version",
+                where=first.component,
+                expected=first.before,
+                found=first.after,
+                next_step="find out who replaced it before you use it",
+            )
+        )
+    elif not changes:
+        console.text("nothing changed")
+    console.answer("sbom diff", code, changes=[change.as_dict() for change in changes])
+    return code
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@click.option(
+    "--yardstick",
+    type=click.Choice(["cisa-2026", "g7-ai"]),
+    default="cisa-2026",
+    show_default=True,
+    help="Minimum elements to count.",
+)
+@click.option("--require", is_flag=True, help="Exit with 4 unless every field is met or declared unknown.")
+@options.json_option
+def score(file: Path, yardstick: str, require: bool, as_json: bool) -> int:
+    """Count what FILE says of the minimum elements: met, declared unknown, partial, missing."""
+    from sbom import score as scores
+
+    console = Console(as_json)
+    with boms.our_errors():
+        document = boms.read_valid(file)
+        count = scores.cisa if yardstick == "cisa-2026" else scores.g7
+        fields = count(document, signed=boms.is_attested(file, document))
+    good = sum(field.state in (scores.MET, scores.DECLARED) for field in fields)
+    for field in fields:
+        console.text(f"  {field.state:9} {field.name}" + (f": {field.note}" if field.note else ""))
+    met = sum(field.state == scores.MET for field in fields)
+    console.text(f"{good} of {len(fields)} met or declared ({met} met), {yardstick}")
+    code = 0
+    if require and good < len(fields):
+        code = CODES["ST-M07"].exit_code
+        wanting = [field.name for field in fields if field.state not in (scores.MET, scores.DECLARED)]
+        console.error(
+            SecureTrainError(
+                "ST-M07", "required facts are missing", where=str(file), found=", ".join(wanting)
+            )
+        )
+    shown = [field.as_dict() for field in fields]
+    console.answer("sbom score", code, yardstick=yardstick, fields=shown, good=good, met=met)
+    return code
