@@ -609,7 +609,7 @@ def build_training(home: Home, options: argparse.Namespace, wheel: dict[str, str
     command += ["--project-wheel", wheel["path"]]
     command += ["--editable", str(ROOT)] if options.editable else []
     command += ["--wheelhouse", str(options.wheelhouse)] if options.wheelhouse else []
-    answer, code = ask(command)
+    answer, code = ask(command, pip_environment())
     if code != 0:
         raise Failure(
             "the training environment could not be built (see above)",
@@ -626,23 +626,33 @@ def build_training(home: Home, options: argparse.Namespace, wheel: dict[str, str
     return profile
 
 
-def ask(command: Sequence[str]) -> tuple[str, int]:
-    """Run a command of ours; its answer and exit code. Ctrl-C reaches it too, and it is waited for."""
+def ask(
+    command: Sequence[str], environment: dict[str, str], capture: bool = True, folder: Path | None = None
+) -> tuple[str, int]:
+    """Run a command; its answer (with `capture`) and exit code. When we are stopped, so is it."""
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL if capture else None,
+        stdout=subprocess.PIPE if capture else None,
         universal_newlines=True,
-        env=pip_environment(),
+        env=environment,
+        cwd=str(folder) if folder else None,
     )
     try:
         answer, _ = process.communicate()
     except KeyboardInterrupt:
-        with contextlib.suppress(ProcessLookupError):
+        try:
+            process.wait(timeout=5)  # a terminal told it as well; twice would cut its own ending short
+        except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
-        process.wait()
+            process.wait()
         raise
-    return answer, process.returncode
+    return answer or "", process.returncode
+
+
+def stop(*_: object) -> NoReturn:
+    """SIGTERM ends us the way Ctrl-C does: what we started ends first."""
+    raise KeyboardInterrupt
 
 
 def point(link: Path, target: Path) -> None:
@@ -701,7 +711,7 @@ def test(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
     code = 0
     for command in commands:
         say("$ " + " ".join([Path(command[0]).name, *command[1:]]))
-        code = subprocess.call(command, cwd=str(ROOT), env=environment) or code
+        code = ask(command, environment, capture=False, folder=ROOT)[1] or code
     return code
 
 
@@ -719,7 +729,7 @@ def bench(home: Home, options: argparse.Namespace, rest: list[str]) -> int:
         peers = make_environment(home, "peers", [LOCKS / "peers.lock"], options, "the peers' environment")
     command = [str(development / "bin" / "python"), "-m", "tests.benchmarks." + options.topic, *rest]
     environment = dict(os.environ, SECURE_TRAIN_PEERS=str(peers), SECURE_TRAIN_TEST_HOME=str(home.path))
-    return subprocess.call(command, cwd=str(ROOT), env=environment)
+    return ask(command, environment, capture=False, folder=ROOT)[1]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -755,6 +765,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     check_python()
+    signal.signal(signal.SIGTERM, stop)
     options, rest = arguments().parse_known_args(list(argv))
     rest = [part for part in rest if part != "--"] if options.verb == "quickstart" else rest
     if options.verb == "build" and rest:

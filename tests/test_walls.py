@@ -166,8 +166,9 @@ def test_every_package_is_in_the_wheel_and_every_dependency_has_a_reason() -> No
     extras = settings["project"]["optional-dependencies"].values()
     stated = [*settings["project"]["dependencies"], *(line for extra in extras for line in extra)]
     for requirement in stated:
-        (line,) = [line for line in text.splitlines() if f'"{requirement}"' in line]
-        assert "#" in line.split(f'"{requirement}"')[1], f"{requirement} has no reason"
+        lines = [line for line in text.splitlines() if f'"{requirement}"' in line]
+        assert lines
+        assert all("#" in line.split(f'"{requirement}"')[1] for line in lines), f"{requirement}: no reason"
 
 
 def test_actions_are_pinned_by_commit_and_get_no_rights() -> None:
