@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from supplychain.environment.verify import verify_environment
 from supplychain.errors import REFUSED_INTEGRITY, REFUSED_POLICY, UNDECIDED, USAGE, SecureTrainError
 from supplychain.plan import FILE, Input, Plan
 from supplychain.policy import Policy
+from supplychain.trust import revocations
 from supplychain.trust.roots import Signatory, Trust, subject_of
 from supplychain.trust.verify import SignedArtifact, verify_artifact, verify_statement
 
@@ -82,7 +84,8 @@ class Checker:
 
     @staticmethod
     def by_signatories(those: Sequence[Signatory], progress: Progress | None = None) -> Checker:
-        return Checker(Trust.of(ANYONE, *those), None, progress)
+        trust = dataclasses.replace(Trust.of(ANYONE, *those), revocations=revocations.of_this_host())
+        return Checker(trust, None, progress)
 
     def role(self, kind: str) -> str:
         return self.policy.rule(kind).signed_by if self.policy else ANYONE

@@ -15,13 +15,14 @@ import tomllib
 from collections.abc import Collection, Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from supplychain import statement
 from supplychain.artifact import write_durably
 from supplychain.errors import SecureTrainError
+from supplychain.trust import revocations, roots
 from supplychain.trust.keys import VerifyingKey, parse_public
 from supplychain.trust.roots import (
     CLAIMS,
@@ -37,6 +38,9 @@ from supplychain.trust.roots import (
 )
 from supplychain.trust.signers import Signer
 from supplychain.trust.verify import verify_statement
+
+if TYPE_CHECKING:
+    from supplychain.trust import metadata
 
 MAX_POLICY = 1 << 20  # bytes
 SIGNATURE_SUFFIX = ".sigstore.json"
@@ -207,12 +211,13 @@ class Policy:
         path: Path,
         vouched_by: str,
         now: dt.datetime | None = None,
+        revoked: tuple[Revocation, ...] = (),
     ) -> None:
         self.document = document
         self.data = data
         self.path = path
         self.vouched_by = vouched_by
-        self.trust = _trust(document, path, now)
+        self.trust = _trust(document, path, now, revoked)
 
     @property
     def id(self) -> str:
@@ -237,7 +242,7 @@ class Policy:
             ) from None
 
 
-def _trust(document: Document, path: Path, now: dt.datetime | None) -> Trust:
+def _trust(document: Document, path: Path, now: dt.datetime | None, revoked: tuple[Revocation, ...]) -> Trust:
     """Who is trusted for what, with the files beside the policy that it pins."""
     keys = {
         name: parse_public(name, rule.pem.encode(), where=f"{path}: keys.{name}")
@@ -276,7 +281,8 @@ def _trust(document: Document, path: Path, now: dt.datetime | None) -> Trust:
             for item, rule in timed
             if rule.valid_from or rule.valid_until
         },
-        tuple(
+        revoked
+        + tuple(
             Revocation(entry.kind, entry.what, entry.reason, _moment(entry.since, path))
             for entry in document.revoked
         ),
@@ -313,17 +319,23 @@ def load(
 ) -> Policy:
     """Read, authenticate and check the policy at `path`.
 
-    It must have the sha256 `pinned` (hex) or be signed by one of `trusted`. Errors: ST-U01 absent, ST-P03 not
-    understood, ST-P02 not trusted (cannot decide), ST-P01 expired, ST-S01 wrong signature.
+    It must have the sha256 `pinned` (hex), or be vouched for by trust metadata whose first root this host
+    trusts, or be signed by one of `trusted`. Errors: ST-U01 absent, ST-P03 not understood, ST-P02 not trusted
+    (cannot decide), ST-P01 expired, ST-S01 wrong signature, ST-S09 and ST-S10 metadata wrong or expired.
     """
     data = _read(path)
+    moment = now or dt.datetime.now(dt.UTC)
+    revoked = revocations.of_this_host()
     if pinned is not None:
         vouched_by = _check_pin(data, pinned, path)
+    elif (seen := _remembered(data, path)) is not None:
+        vouched_by, more = _check_metadata(data, path, seen, moment)
+        revoked += more
     else:
         vouched_by = _check_signature(data, path, trusted)
     document = parse(data, where=str(path))
     expires = _time(document.expires, path)
-    if (now or dt.datetime.now(dt.UTC)) >= expires:
+    if moment >= expires:
         raise SecureTrainError(
             "ST-P01",
             f"the policy {document.id!r} has expired",
@@ -332,7 +344,7 @@ def load(
             found=document.expires,
             next_step=f"review it, set a new date, and: secure-train policy sign {path} --key NAME",
         )
-    return Policy(document, data, path, vouched_by, now)
+    return Policy(document, data, path, vouched_by, now, revoked)
 
 
 def parse(data: bytes, *, where: str) -> Document:
@@ -407,6 +419,46 @@ def sign(path: Path, signer: Signer) -> Path:
     signed = signer.sign_payload(statement.policy(path.name, data, document.id, document.expires))
     _write(signature_path(path), signed.data)
     return signature_path(path)
+
+
+def _remembered(data: bytes, path: Path) -> metadata.Seen | None:
+    """What this host trusts of the policy's metadata; None if it never began to.
+
+    The policy's own word for its name is not verified yet, and decides only which memory is asked: under
+    another name there is none, and then a key that this host trusts has to have signed.
+    """
+    from supplychain.trust import metadata  # late: a policy of one person has none
+
+    if not roots.memory_folder().is_dir():
+        return None
+    return metadata.Memory(roots.memory_folder()).recall(parse(data, where=str(path)).id)
+
+
+def _check_metadata(
+    data: bytes, path: Path, seen: metadata.Seen, now: dt.datetime
+) -> tuple[str, tuple[Revocation, ...]]:
+    from supplychain.trust import metadata  # late: as above
+
+    found = metadata.verify(path, data, seen, now=now)
+    metadata.Memory(roots.memory_folder()).remember(parse(data, where=str(path)).id, found.seen)
+    return f"trust metadata, root {found.seen.root}, version {found.seen.targets}", found.revocations
+
+
+def trust_metadata(path: Path, root: str, *, now: dt.datetime) -> metadata.Seen:
+    """From now on this host believes the policy at `path` by its metadata, which begins with the root of the
+    sha256 `root` (hex), and nothing older.
+    """
+    from supplychain.trust import metadata  # late: as above
+
+    data = _read(path)
+    document = parse(data, where=str(path))
+    memory = metadata.Memory(roots.memory_folder())
+    known = memory.recall(document.id)
+    first = root.removeprefix("sha256:")
+    seen = known if known is not None and known.first == first else metadata.Seen(first)
+    found = metadata.verify(path, data, seen, now=now)
+    memory.remember(document.id, found.seen)
+    return found.seen
 
 
 def _check_pin(data: bytes, pinned: str, path: Path) -> str:

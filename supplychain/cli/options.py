@@ -11,7 +11,7 @@ import click
 
 from supplychain.errors import SecureTrainError
 from supplychain.trust import roots
-from supplychain.trust.signers import CertificateSigner, LocalSigner, Signer
+from supplychain.trust.signers import CertificateSigner, LocalSigner, PrivateKey, Signer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +51,16 @@ def signer(name: str | None) -> Signer:
     """
     if name is not None and (name == "sigstore" or name.startswith("sigstore:")):
         return _keyless(name.partition(":")[2])
+    authority = os.environ.get("SECURE_TRAIN_TIMESTAMP") or None
+    key = private_key(name)
+    chain = roots.key_store().certificate(name or key.public.name)
+    if chain is not None:
+        return CertificateSigner(key, chain, authority, where=f"the certificate of {key.public.name}")
+    return LocalSigner(key, authority)
+
+
+def private_key(name: str | None) -> PrivateKey:
+    """The key that --key names, or the user's only one."""
     store = roots.key_store()
     if name is None:
         own = [key.name for key in store.list() if store.has_private(key.name)]
@@ -64,12 +74,7 @@ def signer(name: str | None) -> Signer:
                 next_step="secure-train keys new NAME" if not own else "name one with --key",
             )
         name = own[0]
-    authority = os.environ.get("SECURE_TRAIN_TIMESTAMP") or None
-    key = store.load(name, _passphrase)
-    chain = store.certificate(name)
-    if chain is not None:
-        return CertificateSigner(key, chain, authority, where=f"the certificate of {name}")
-    return LocalSigner(key, authority)
+    return store.load(name, _passphrase)
 
 
 def _keyless(config: str) -> Signer:

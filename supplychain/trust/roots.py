@@ -224,3 +224,8 @@ def policy_keys() -> KeyStore:
     --trust`.
     """
     return KeyStore(config_folder() / "trusted")
+
+
+def memory_folder() -> Path:
+    """What this host has seen of trust metadata, so that nobody can show it an older version."""
+    return config_folder() / "seen"
