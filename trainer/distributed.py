@@ -154,8 +154,7 @@ class Control:
         self._signal = number
 
     def exchange(self, report: bool = False) -> tuple[int, bool]:
-        """(signal number or 0, whether a rank wants a report), as of the previous call. Call once per step.
-        """
+        """(signal number or 0, whether a rank wants a report), as of the previous call. Once per step."""
         agreed = self._collect()
         self._notes = torch.tensor([self._signal, int(report)])
         self._pending = dist.all_reduce(self._notes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)

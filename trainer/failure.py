@@ -1,5 +1,4 @@
-"""How a rank leaves when something went wrong: one error on stderr, one file for the launcher, and at once.
-"""
+"""How a rank leaves when something went wrong: one error on stderr, one file for the launcher, at once."""
 
 from __future__ import annotations
 
@@ -20,9 +19,7 @@ from supplychain.artifact import SecureTrainError, write_durably
 from trainer.distributed import peer_failure
 from trainer.errors import TrainerError
 
-REPORT = (
-    "report"  # in the run's folder: outcome.json at a clean end, rank-K.json at a failure, for the launcher
-)
+REPORT = "report"  # folder of a run: outcome.json after a clean end, rank-K.json after a failure
 GRACE = 3.0  # seconds that a rank which only lost a peer gives that peer to say why
 
 

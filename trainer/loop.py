@@ -48,10 +48,7 @@ class Run:
         self.optimizer = optimizer.build(self.model, self.config.optimizer)
         self.step = 0
         self.saved: str | None = None  # name of the newest checkpoint
-        self.loss, self.grad_norm = (
-            torch.zeros(()),
-            torch.zeros(()),
-        )  # of the newest step; this rank's share of the loss
+        self.loss = self.grad_norm = torch.zeros(())  # of the newest step; the loss is this rank's share
         self.reported: str | None = None  # newest loss of all ranks, as text
         if plan.checkpoint is not None:
             self.restore(plan.checkpoint)
@@ -209,7 +206,6 @@ class Run:
         state = TrainingState.from_json(artifact.read_bytes("state.json"))
         self.loader.load_state_dict(dict(state.loader))
         self.step, self.reported, self.saved = state.step, state.loss, source.path.name
-        self.sinks.forget_after(self.step)
         self.sinks.line(f"resuming after step {self.step}, from {source.path.name}")
 
     def finish(self, stop: int) -> None:

@@ -7,7 +7,6 @@ programs. Only rank 0 writes.
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import sys
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 
-from supplychain.artifact import write_durably
 from trainer.config import Config
 
 # Dense bfloat16 FLOP/s of one device, without sparsity. A device that is not here has no utilisation: a
@@ -36,8 +34,7 @@ MFU = "mfu_palm"
 
 @dataclass(frozen=True)
 class Report:
-    """One line of metrics.jsonl. Rates are over the steps since the previous report, of all ranks together.
-    """
+    """One line of metrics.jsonl. Rates are those of all ranks, over the steps since the previous report."""
 
     step: int
     loss: float
@@ -131,8 +128,7 @@ class Sinks:
 
     def __init__(self, directory: Path, steps: int, *, active: bool) -> None:
         self._steps = steps
-        self._path = directory / "metrics.jsonl"
-        self._file = self._path.open("a", encoding="utf-8") if active else None
+        self._file = (directory / "metrics.jsonl").open("a", encoding="utf-8") if active else None
 
     def report(self, report: Report) -> None:
         self.line(_progress(report, self._steps))
@@ -148,17 +144,6 @@ class Sinks:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
 
-    def forget_after(self, step: int) -> None:
-        """Drop what a killed segment reported after the checkpoint that is being resumed; it will come
-        again.
-        """
-        if self._file is None:
-            return
-        kept = [line for line in self._path.read_bytes().splitlines(keepends=True) if _step(line) <= step]
-        self._file.close()
-        write_durably(self._path, b"".join(kept))
-        self._file = self._path.open("a", encoding="utf-8")
-
     def sync(self) -> None:
         """Put everything reported so far on the disk; done with every checkpoint."""
         if self._file is not None:
@@ -168,14 +153,6 @@ class Sinks:
         if self._file is not None:
             self.sync()
             self._file.close()
-
-
-def _step(line: bytes) -> float:
-    """The step of a line of metrics.jsonl; infinity for one that was cut off by a crash."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
 
 
 def _progress(report: Report, steps: int) -> str:

@@ -84,8 +84,7 @@ def state_tensors(model: Llama, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _create_state(optimizer: Optimizer) -> None:
-    """Make an untouched optimizer allocate its state, by a step that changes nothing: no gradient, no rate.
-    """
+    """Make an untouched optimizer allocate its state, by a step without gradient and without rate."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -284,16 +284,3 @@ def test_no_compiler_is_one_clear_error(
     assert code == 10
     assert "error[ST-T11]" in said
     assert "Traceback" not in said
-
-
-def test_a_resumed_run_in_the_same_folder_reports_each_step_once(inputs: Inputs, tmp_path: Path) -> None:
-    job = make_job(tmp_path, inputs)
-    succeed(train(job, 1))
-    first = job.losses
-    shutil.rmtree(job.checkpoint(6))
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 7, "lo')  # the line in which it was killed
-    succeed(train(make_job(tmp_path, inputs, checkpoint=job.checkpoint(3)), 1))
-    assert job.losses == first
-    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4, 5, 6]
