@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sbom.document import Document, components, unknowns
+from sbom.document import PREFIX, Document, components, properties, unknowns
 
 MET, DECLARED, PARTIAL, MISSING = "met", "declared", "partial", "missing"
 YARDSTICKS = ("cisa-2026", "g7-ai")
@@ -36,7 +36,7 @@ def cisa(document: Document, *, signed: bool = False) -> list[Field]:
     """The 17 fields. `signed` tells that a signature over exactly this document was found beside it."""
     metadata = document.get("metadata", {})
     tools = _tools(metadata)
-    said = {word for item in [metadata] for word in unknowns(item)}
+    said = unknowns(metadata)
     parts = list(components(document))
     author = bool(metadata.get("authors") or metadata.get("manufacturer") or metadata.get("supplier"))
     return [
@@ -122,7 +122,7 @@ def g7(document: Document, *, signed: bool = False) -> list[Field]:
     data = [item for item in parts if item.get("type") == "data"]
     cards = [item.get("modelCard", {}) for item in models]
     metadata = document.get("metadata", {})
-    said = {word for item in [metadata, *models, *data] for word in unknowns(item)}
+    said = {word for item in [metadata, *parts] for word in unknowns(item)}
 
     def element(name: str, word: str, there: object) -> Field:
         return Field(name, MET if there else DECLARED if word in said else MISSING)
@@ -150,7 +150,8 @@ def g7(document: Document, *, signed: bool = False) -> list[Field]:
 
 
 def _parents(item: Document) -> bool:
-    return bool(item.get("pedigree", {}).get("ancestors"))
+    """Parents, or the word that there are none."""
+    return bool(item.get("pedigree", {}).get("ancestors") or properties(item).get(PREFIX + "parents"))
 
 
 def _parameters(cards: Iterable[Document], name: str) -> bool:

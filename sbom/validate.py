@@ -139,6 +139,15 @@ def _used(document: Document) -> Iterator[tuple[str, str]]:
         for part in ("assemblies", "dependencies"):
             for ref in item.get(part, []):
                 yield "compositions", ref
+    for claim in document.get("declarations", {}).get("claims", []):
+        for ref in [claim.get("target"), *claim.get("evidence", [])]:
+            if ref is not None:
+                yield "claims", ref
+    for formula in document.get("formulation", []):
+        for flow in formula.get("workflows", []):
+            for item in [*flow.get("inputs", []), *flow.get("outputs", [])]:
+                if ref := item.get("resource", {}).get("ref"):
+                    yield f"workflow {flow['uid']}", ref
     for item in components(document):
         for data in (item.get("modelCard") or {}).get("modelParameters", {}).get("datasets", []):
             if isinstance(data.get("ref"), str):

@@ -193,14 +193,19 @@ def write(document: Document, form: str, output: Path | None) -> bytes:
     else:
         data = dump(document)
     if output is not None:
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(output, data)
-        except OSError as error:
-            raise SecureTrainError(
-                "ST-U04", f"the file cannot be written: {error.strerror}", where=str(output)
-            ) from None
+        write_file(output, data)
     return data
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Under its name only when it is whole. ST-U04."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, data)
+    except OSError as error:
+        raise SecureTrainError(
+            "ST-U04", f"the file cannot be written: {error.strerror}", where=str(path)
+        ) from None
 
 
 def read(path: Path) -> tuple[Document, list[Finding], bool]:

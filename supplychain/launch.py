@@ -56,6 +56,8 @@ class Result:
     decision: str | None = None
     provenance: str | None = None
     chain_head: str | None = None
+    bom: dict[str, str] = field(default_factory=dict)  # file in the run's folder: sha256
+    bom_problem: str | None = None
     started: str = ""
     finished: str = ""
     milliseconds: dict[str, int] = field(default_factory=dict)
@@ -117,8 +119,12 @@ def _attest(run: Path, plan: Plan, notary: _Notary, result: Result, started: flo
     try:
         if notary.error:
             raise notary.error
+        if last:
+            _describe(run, plan, last, notary, result, _utc(started))
         if result.status == "completed" and last:
-            result.provenance = _write_provenance(run, plan, notary, last, _utc(started), version).digest
+            result.provenance = _write_provenance(
+                run, plan, notary, last, _utc(started), version, result.bom
+            ).digest
     except (SecureTrainError, OSError) as error:
         if result.exit_code == 0:
             result.exit_code, result.status = UNSIGNED, "unsigned"
@@ -131,6 +137,28 @@ def _attest(run: Path, plan: Plan, notary: _Notary, result: Result, started: flo
         return
     if result.exit_code == 0:
         result.phase = "done"
+
+
+def _describe(run: Path, plan: Plan, last: Link, notary: _Notary, result: Result, started: str) -> None:
+    """Leave the bills of materials. Without them the run is what it is, so a failure is recorded and told,
+    and neither the result nor the provenance claims what is not there.
+    """
+    from supplychain import runbom  # only here, at the end: nothing before needs what it imports
+
+    begun = time.time()
+    written = runbom.leave(
+        run,
+        plan,
+        last,
+        notary._signer,
+        started=started,
+        finished=_utc(time.time()),
+        status=result.status,
+    )
+    result.bom, result.bom_problem = dict(written.files), written.problem or None
+    result.milliseconds["bom"] = _since(begun)
+    if written.problem:
+        notary._say(f"warning: the bills of materials were not written: {written.problem}")
 
 
 class _Notary:
@@ -244,7 +272,7 @@ def _unexplained(ranks: Ranks) -> SecureTrainError:
 
 
 def _write_provenance(
-    run: Path, plan: Plan, notary: _Notary, last: Link, started: str, version: str
+    run: Path, plan: Plan, notary: _Notary, last: Link, started: str, version: str, bom: dict[str, str]
 ) -> Bundle:
     """SLSA provenance of the run's last checkpoint: what it was made from, by whom, with which result."""
     document = plan.document
@@ -265,6 +293,7 @@ def _write_provenance(
         materials.append(Resource("lock", plan.environment["lock"]))
     byproducts = [Resource(METRICS, _sha256(run / METRICS))]
     byproducts += [Resource(path.name, bundle.digest) for path, bundle in chain.decision_bundles(run)]
+    byproducts += [Resource(name, digest) for name, digest in sorted(bom.items())]
     payload = statement.provenance(
         subject=Subject(f"{plan.run_id}/{last.name}", last.manifest),
         external={"request": document["request"], "launch": document["launch"]},

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from supplychain import chain, launch, run, statement
+from supplychain import chain, launch, run, runbom, statement
 from supplychain.artifact import Manifest, differences, parse_json, read_manifest
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
@@ -194,6 +194,7 @@ def _provenance(root: Node, path: Path, plan: Plan, links: list[Link], policy: P
             where=str(file),
         )
         _compare_provenance(verified.statement, plan, links[-1], file)
+        _boms(root, path, verified.statement)
         return f"SLSA v1, {statement.BUILD_TYPE}, signed by {verified.signer.name}"
 
     node.note = _try(node, check) or ""
@@ -224,6 +225,34 @@ def _compare_provenance(document: dict[str, Any], plan: Plan, last: Link, file: 
             where=str(file),
             next_step="restore the run's folder",
         )
+
+
+def _boms(root: Node, path: Path, provenance: dict[str, Any]) -> None:
+    """The bills of materials that the provenance refers to, by digest."""
+    node = root.add(Node("bills of materials"))
+    listed = [
+        (str(item.get("name")), str(item.get("digest", {}).get("sha256")))
+        for item in provenance["predicate"].get("runDetails", {}).get("byproducts", [])
+        if str(item.get("name")).startswith(f"{runbom.FOLDER}/")
+    ]
+    if not listed:
+        node.state, node.note = "not checked", "the provenance refers to none"
+    for name, digest in listed:
+        found = runbom.digest_of(path / name)
+        if found != digest:
+            _fail(
+                node,
+                SecureTrainError(
+                    "ST-R06",
+                    "a bill of materials is not the one that the provenance refers to",
+                    where=str(path / name),
+                    expected=f"sha256:{digest}",
+                    found=f"sha256:{found}" if found else "no such file",
+                    next_step="restore the run's folder",
+                ),
+            )
+        else:
+            node.note += f"{', ' if node.note else ''}{name.removeprefix(runbom.FOLDER + '/')}"
 
 
 def _input(item: Input, checker: Checker) -> Node:

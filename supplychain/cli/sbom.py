@@ -1,4 +1,4 @@
-"""`secure-train sbom environment|validate|diff|score`."""
+"""`secure-train sbom environment|model|dataset|validate|diff|score`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import click
 
+from sbom.document import properties
 from supplychain import boms
 from supplychain.cli import options
 from supplychain.cli.output import Console
@@ -73,9 +74,7 @@ def environment(
     from sbom.environment import environment_bom
 
     console = Console(as_json)
-    signer = options.signer(key) if sign else None
-    if sign and output is None:
-        raise click.UsageError("--sign needs --output FILE, beside which the attestation is written.")
+    signer = _signer(sign, unverified, output, key)
     with boms.our_errors():
         inventory, subject = _inventory(console, environment, lock, manifest, unverified)
         named = authors or ((signer.public.name,) if signer else ())
@@ -87,30 +86,11 @@ def environment(
             spec=spec,
         )
         if signer and subject is None:
-            raise SecureTrainError(
-                "ST-M08",
-                "what was not verified is not attested",
-                next_step="leave out --unverified or --sign",
-            )
+            raise SecureTrainError("ST-M08", "a lock alone is not attested", next_step="name an environment")
         written = boms.write(document, form, output)
         if signer and output and subject:
             boms.attest(document, subject, signer, output)
-    total = len(inventory.installed)
-    if output is None and not as_json:
-        click.echo(written.decode(), nl=False)
-    else:
-        console.text(f"{output}: {total} distributions, verified: {inventory.setting.verified}")
-    shown: dict[str, Any] = {} if output else {"bom": document}
-    console.answer(
-        "sbom environment",
-        0,
-        file=str(output) if output else None,
-        serial=document["serialNumber"],
-        distributions=total,
-        verified=inventory.setting.verified,
-        **shown,
-    )
-    return 0
+    return _written(console, "sbom environment", document, written, output, as_json)
 
 
 def _inventory(
@@ -137,6 +117,137 @@ def _inventory(
         console.error(finding)
     facts.require()
     return boms.verified_inventory(prefix, digest, every_file=True), digest
+
+
+@command.command()
+@click.argument("path", type=_FILE)
+@_out
+@click.option("--card", type=_FILE, metavar="FILE", help="Also write the model card (Markdown) there.")
+@_spec
+@_author
+@options.policy_option
+@options.pin_option
+@click.option("--unverified", is_flag=True, help="Describe what no policy vouches for; the BOM says so.")
+@click.option("--sign", is_flag=True, help="Also write FILE.sigstore.json, an attestation with this BOM.")
+@options.key_option
+@options.json_option
+def model(
+    path: Path,
+    output: Path | None,
+    card: Path | None,
+    spec: str,
+    authors: tuple[str, ...],
+    policy: Path | None,
+    pin: str | None,
+    unverified: bool,
+    sign: bool,
+    key: str | None,
+    as_json: bool,
+) -> int:
+    """Describe a checkpoint, or the last one of a run: its data, settings, measurements, statements and
+    parents.
+
+    PATH is verified under the policy first: a run to its last input.
+    """
+    from sbom.card import model_card
+    from sbom.model import model_bom
+    from supplychain import runbom
+
+    console = Console(as_json)
+    signer = _signer(sign, unverified, output, key)
+    with boms.our_errors():
+        checker = None if unverified else _checker(console, policy, pin)
+        facts = runbom.read_model(path.absolute(), checker)
+        named = authors or ((signer.public.name,) if signer else ())
+        document = model_bom(
+            facts, time=boms.now(), tool_version=boms.tool_version(), authors=named, spec=spec
+        )
+        written = boms.write(document, "json", output)
+        if card:
+            boms.write_file(card, model_card(document).encode())
+        if signer and output:
+            boms.attest(document, facts.manifest, signer, output)
+    return _written(console, "sbom model", document, written, output, as_json)
+
+
+@command.command()
+@click.argument("path", type=_FILE)
+@_out
+@_spec
+@_author
+@options.policy_option
+@options.pin_option
+@click.option("--unverified", is_flag=True, help="Describe what no policy vouches for; the BOM says so.")
+@click.option("--sign", is_flag=True, help="Also write FILE.sigstore.json, an attestation with this BOM.")
+@options.key_option
+@options.json_option
+def dataset(
+    path: Path,
+    output: Path | None,
+    spec: str,
+    authors: tuple[str, ...],
+    policy: Path | None,
+    pin: str | None,
+    unverified: bool,
+    sign: bool,
+    key: str | None,
+    as_json: bool,
+) -> int:
+    """Describe a dataset: its sources by digest, how it was prepared, who signed it. It is verified first."""
+    from sbom.dataset import dataset_bom
+    from supplychain import runbom
+
+    console = Console(as_json)
+    signer = _signer(sign, unverified, output, key)
+    with boms.our_errors():
+        checker = None if unverified else _checker(console, policy, pin)
+        facts = runbom.read_dataset(path.absolute(), checker)
+        named = authors or ((signer.public.name,) if signer else ())
+        document = dataset_bom(
+            facts, time=boms.now(), tool_version=boms.tool_version(), authors=named, spec=spec
+        )
+        written = boms.write(document, "json", output)
+        if signer and output:
+            boms.attest(document, facts.manifest, signer, output)
+    return _written(console, "sbom dataset", document, written, output, as_json)
+
+
+def _signer(sign: bool, unverified: bool, output: Path | None, key: str | None) -> Any:
+    """Who attests, if anybody: only what was verified, and only beside a file."""
+    if not sign:
+        return None
+    if output is None:
+        raise click.UsageError("--sign needs --output FILE, beside which the attestation is written.")
+    if unverified:
+        raise SecureTrainError(
+            "ST-M08", "what was not verified is not attested", next_step="leave out --unverified or --sign"
+        )
+    return options.signer(key)
+
+
+def _checker(console: Console, policy: Path | None, pin: str | None) -> Any:
+    from supplychain import policy as policies
+    from supplychain.lineage import Checker
+    from supplychain.trust import roots
+
+    file = options.policy_path(policy)
+    return Checker.by_policy(policies.load(file, trusted=roots.policy_keys().list(), pinned=pin))
+
+
+def _written(
+    console: Console, verb: str, document: dict[str, Any], data: bytes, output: Path | None, as_json: bool
+) -> int:
+    """The answer of a verb that writes a BOM: the BOM itself, or where it lies."""
+    if output is None and not as_json:
+        click.echo(data.decode(), nl=False)
+    root = document["metadata"]["component"]
+    if output is not None:
+        verified = ", ".join(properties(root).get("secure-train:verified", ["not known"]))
+        parts = len(document["components"])
+        console.text(f"{output}: {root['name']} {root['version']}, {parts} components, verified: {verified}")
+    shown: dict[str, Any] = {} if output else {"bom": document}
+    console.answer(verb, 0, file=str(output) if output else None, serial=document["serialNumber"], **shown)
+    return 0
 
 
 @command.command()
