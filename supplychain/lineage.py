@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from supplychain import chain, launch, run, runbom, statement
-from supplychain.artifact import Manifest, differences, parse_json, read_manifest
+from supplychain.artifact import Manifest, claimed_kind, differences, parse_json, read_manifest
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
 from supplychain.environment.verify import verify_environment
@@ -77,23 +77,34 @@ class Checker:
     trust: Trust
     policy: Policy | None
     progress: Progress | None = None
+    paranoid: bool = False
 
     @staticmethod
-    def by_policy(policy: Policy, progress: Progress | None = None) -> Checker:
-        return Checker(policy.trust, policy, progress)
+    def by_policy(policy: Policy, progress: Progress | None = None, *, paranoid: bool = False) -> Checker:
+        return Checker(policy.trust, policy, progress, paranoid)
 
     @staticmethod
-    def by_signatories(those: Sequence[Signatory], progress: Progress | None = None) -> Checker:
+    def by_signatories(
+        those: Sequence[Signatory], progress: Progress | None = None, *, paranoid: bool = False
+    ) -> Checker:
         trust = dataclasses.replace(Trust.of(ANYONE, *those), revocations=revocations.of_this_host())
-        return Checker(trust, None, progress)
+        return Checker(trust, None, progress, paranoid)
 
     def role(self, kind: str) -> str:
         return self.policy.rule(kind).signed_by if self.policy else ANYONE
 
     def signed(self, path: Path, kind: str | None = None) -> SignedArtifact:
         """The signature of an artifact of this kind (None: of the kind that its manifest states)."""
-        kind = kind or Manifest.parse(read_manifest(path), where=str(path)).kind
+        kind = kind or _kind_of(path)
         return verify_artifact(path, self.trust, self.role(kind), kinds={kind})
+
+
+def _kind_of(path: Path) -> str:
+    """The kind that a manifest states, which decides whose signature is asked for; `verify_artifact` then
+    compares it. A manifest that is not canonical is refused with what is wrong with it.
+    """
+    data = read_manifest(path)
+    return claimed_kind(data) or Manifest.parse(data, where=str(path)).kind
 
 
 def verify_folder(path: Path, checker: Checker) -> Node:
@@ -300,7 +311,7 @@ def _artifact(
         found = list(facts.findings)
         size = f"{facts.distributions} packages, {facts.files} files"
     else:
-        found = differences(path, signed.manifest, progress=checker.progress)
+        found = differences(path, signed.manifest, paranoid=checker.paranoid, progress=checker.progress)
         size = f"{len(signed.manifest.files)} files"
     for error in found:
         _fail(node, error)

@@ -14,6 +14,7 @@ from supplychain.artifact.manifest import (
     FileEntry,
     Manifest,
     build_manifest,
+    claimed_kind,
     sync_folder,
     write_durably,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "VerifiedFile",
     "build_manifest",
     "canonical_json",
+    "claimed_kind",
     "differences",
     "parse_json",
     "read_manifest",

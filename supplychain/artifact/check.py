@@ -7,7 +7,7 @@ hashed as they are read. There is no way to ignore a file. Standard library only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from supplychain.artifact import digest, tree
@@ -21,10 +21,18 @@ BIG_FILE = 32 << 20  # bytes; below it, files are hashed side by side, one threa
 
 
 def differences(
-    root: Path, manifest: Manifest, *, hash_files: bool = True, progress: digest.Progress | None = None
+    root: Path,
+    manifest: Manifest,
+    *,
+    hash_files: bool = True,
+    paranoid: bool = False,
+    progress: digest.Progress | None = None,
 ) -> list[SecureTrainError]:
     """All differences between the folder and the manifest, sorted by path; empty if there is none. Hashes on
     all cores.
+
+    A file's blocks vouch for it, and so does its sha256; honest signers state both of the same bytes, so one
+    is enough. `paranoid` compares both, for signers who may have stated two different things.
     """
     files, problems = tree.survey(root)
     present = {file.path: file for file in files}
@@ -45,6 +53,8 @@ def differences(
             to_hash.append(entry)
     if hash_files:
         found.extend(_hash_all(root, to_hash, progress))
+        if paranoid:
+            found.extend(_hash_whole(root, [item for item in to_hash if item.has_block_file], progress))
     unique = {(error.code, error.where): error for error in found}
     return sorted(unique.values(), key=lambda error: (error.where or "", error.code))
 
@@ -106,10 +116,16 @@ def _hash_all(root: Path, entries: list[FileEntry], progress: Progress | None) -
     """Small files side by side; big ones one after another, each by all cores on its blocks."""
     big = [entry for entry in entries if entry.has_block_file and entry.size >= BIG_FILE]
     small = [entry for entry in entries if not entry.has_block_file or entry.size < BIG_FILE]
-    small.sort(key=lambda entry: -entry.size)
 
-    def whole(entry: FileEntry, report: Progress) -> list[SecureTrainError]:
-        return _check(root, entry, lambda file: _read(file, 0, entry.size, report), report)
+    def whole(entries: Sequence[FileEntry], report: Progress) -> list[SecureTrainError]:
+        with tree.Reader(root) as reader:
+            return [
+                error
+                for entry in entries
+                for error in _check(
+                    root, reader, entry, lambda file: _read(file, 0, file.size, report), report
+                )
+            ]
 
     def in_stripes(file: VerifiedFile) -> None:
         width = -(-file.size // digest.threads() // BLOCK_SIZE) * BLOCK_SIZE
@@ -118,14 +134,34 @@ def _hash_all(root: Path, entries: list[FileEntry], progress: Progress | None) -
             lambda start, report: _read(file, start, min(start + width, file.size), report), starts, progress
         )
 
-    found = [error for errors in digest.on_all_cores(whole, small, progress) for error in errors]
-    for entry in big:
-        found.extend(_check(root, entry, in_stripes, progress or (lambda count: None)))
+    found = digest.in_groups(whole, small, progress)
+    with tree.Reader(root) as reader:
+        for entry in big:
+            found.extend(_check(root, reader, entry, in_stripes, progress or (lambda count: None)))
     return found
 
 
+def _hash_whole(root: Path, entries: list[FileEntry], progress: Progress | None) -> list[SecureTrainError]:
+    """The other half of `paranoid`: the sha256 of each file whose blocks were compared."""
+
+    def whole(entries: Sequence[FileEntry], report: Progress) -> list[SecureTrainError]:
+        errors: list[SecureTrainError] = []
+        with tree.Reader(root) as reader:
+            for entry in entries:
+                try:
+                    with reader.reading(entry.path) as descriptor:
+                        _, sha256, _ = digest.hash_descriptor(descriptor, blocks=False, progress=report)
+                except FileNotFoundError:
+                    continue  # named already
+                if sha256 != entry.sha256:
+                    errors.append(changed(root, entry, f"sha256:{entry.sha256}", f"sha256:{sha256}"))
+        return errors
+
+    return digest.in_groups(whole, entries, progress)
+
+
 def _check(
-    root: Path, entry: FileEntry, read: Callable[[VerifiedFile], None], report: Progress
+    root: Path, reader: tree.Reader, entry: FileEntry, read: Callable[[VerifiedFile], None], report: Progress
 ) -> list[SecureTrainError]:
     """Hash one file: by its blocks if they are stored, so that later reads of them are known to succeed."""
     errors: list[SecureTrainError] = []
@@ -139,7 +175,7 @@ def _check(
                 else:
                     read(file)
                     return errors
-        with tree.reading(root, entry.path) as descriptor:
+        with reader.reading(entry.path) as descriptor:
             size, sha256, _ = digest.hash_descriptor(descriptor, blocks=False, progress=report)
         if size != entry.size:
             errors.append(wrong_size(root, entry, size))

@@ -18,15 +18,18 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
+File = TypeVar("File", bound="Sized")
 Result = TypeVar("Result")
 
 BLOCK_SIZE = 65536
 LEAF_SIZE = 32
 CHUNK = 16 * BLOCK_SIZE  # bytes of one read: 1 MiB
 QUEUE = 2  # chunks that may wait for their leaves: bounds memory to 4 MiB a thread
+SMALL = 1 << 20  # bytes; below it, files of one folder are hashed by one thread
+GROUP = 256  # small files that travel together: handing one over costs as much as hashing a few kilobytes
 MAX_THREADS = 32  # hash 50 GB/s, more than any storage gives
 
 Progress = Callable[[int], None]  # called with the number of bytes just hashed
@@ -108,6 +111,40 @@ def read_exactly(descriptor: int, offset: int, length: int) -> bytes:
     return b"".join(parts)
 
 
+class Sized(Protocol):
+    """Something with a path and a size in bytes: a file on disk or in a manifest."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def in_groups(
+    work: Callable[[Sequence[File], Progress], Sequence[Result]],
+    files: Sequence[File],
+    progress: Progress | None,
+) -> list[Result]:
+    """`work(group, report)` for groups of files, side by side; all results in no promised order.
+
+    Big files go one by one, the largest first, so that none is left alone at the end; small ones by folder,
+    so that a folder is opened once for many.
+    """
+    big = sorted((file for file in files if file.size >= SMALL), key=lambda file: -file.size)
+    groups: list[Sequence[File]] = [[file] for file in big]
+    folder: str | None = None
+    for file in files:  # in the order of their paths
+        if file.size >= SMALL:
+            continue
+        parent = file.path.rpartition("/")[0]
+        if parent != folder or len(groups[-1]) >= GROUP:
+            groups.append([])
+            folder = parent
+        groups[-1].append(file)  # type: ignore[attr-defined]  # the groups of small files are lists
+    return [result for results in on_all_cores(work, groups, progress) for result in results]
+
+
 def on_all_cores(
     work: Callable[[Item, Progress], Result], items: Sequence[Item], progress: Progress | None
 ) -> list[Result]:
@@ -125,17 +162,9 @@ def on_all_cores(
             with lock:
                 progress(count)
 
-    def several(batch: Sequence[Item]) -> list[Result]:
-        return [work(item, report) for item in batch]
-
-    # Many small items travel together: handing one over costs as much as hashing a few kilobytes.
-    batch = min(max(len(items) // (16 * threads()), 1), 256)
     with ThreadPoolExecutor(threads()) as pool:
         try:
-            futures = [
-                pool.submit(several, items[start : start + batch]) for start in range(0, len(items), batch)
-            ]
-            return [result for future in futures for result in _result(future)]
+            return [_result(future) for future in [pool.submit(work, item, report) for item in items]]
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)

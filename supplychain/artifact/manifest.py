@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from supplychain.artifact import digest, tree
-from supplychain.artifact.canonical import MAX_INTEGER, canonical_json, parse_json
+from supplychain.artifact.canonical import MAX_DOCUMENT, MAX_INTEGER, parse_json
 from supplychain.errors import SecureTrainError
 
 SCHEMA = "urn:secure-train:manifest:v1"
@@ -33,10 +34,16 @@ _OLD = f".{tree.RESERVED}.old"
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_TAIL = re.compile(rb'\],"kind":"([a-z0-9-]{1,40})","schema":"[^"]*"\}\Z')
+_LINE = re.compile(
+    r'\{"blocks":(?:null|"([0-9a-f]{64})"),"mode":"(0644|0755)","path":("(?:[^"\\]|\\.)*"),'
+    r'"sha256":"([0-9a-f]{64})","size":([0-9]{1,16})\}'
+)
+_text = json.encoder.encode_basestring  # a JSON string with the escapes of RFC 8785
 _MODES = {"0644": 0o644, "0755": 0o755}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file: POSIX path relative to the artifact, size in bytes, mode 0o644 or 0o755, sha256 and block
     root in hex.
@@ -72,15 +79,11 @@ class Manifest:
 
     @cached_property
     def data(self) -> bytes:
-        """The canonical bytes, as stored and signed."""
-        return canonical_json(
-            {
-                "schema": SCHEMA,
-                "kind": self.kind,
-                "block_size": digest.BLOCK_SIZE,
-                "files": [file.as_dict() for file in self.files],
-            }
-        )
+        """The canonical bytes, as stored and signed. Written entry by entry: the general way takes ten times
+        as long, and the memory of every entry once more.
+        """
+        head, tail = _frame(self.kind)
+        return (head + ",".join(map(_line, self.files)) + tail).encode()
 
     @cached_property
     def digest(self) -> str:
@@ -112,9 +115,8 @@ class Manifest:
     @staticmethod
     def parse(data: bytes, *, where: str = MANIFEST) -> Manifest:
         """Parse foreign bytes; ST-A02 unless they are exactly what `data` of an honest manifest would be."""
-        document = parse_json(data, what="the manifest", where=where, code="ST-A02")
         try:
-            manifest = Manifest(_kind(document["kind"]), tuple(_entry(item) for item in document["files"]))
+            manifest = _canonical(data) or _strictly(data, where)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SecureTrainError("ST-A02", f"the manifest is malformed: {error}", where=where) from None
         if not manifest.files:
@@ -141,6 +143,64 @@ class Manifest:
         return manifest
 
 
+def _line(file: FileEntry) -> str:
+    """An entry in canonical JSON: its keys stand in order, and what is not a path needs no escapes."""
+    blocks = f'"{file.blocks}"' if file.blocks is not None else "null"
+    return (
+        f'{{"blocks":{blocks},"mode":"{file.mode:04o}","path":{_text(file.path)},'
+        f'"sha256":"{file.sha256}","size":{file.size}}}'
+    )
+
+
+def _canonical(data: bytes) -> Manifest | None:
+    """The manifest of which these bytes are exactly the canonical form, or None.
+
+    It reads the one form that `data` writes, entry after entry without a gap, and refuses every other
+    spelling of the same value. The general parser takes three times as long, and twice the memory.
+    """
+    kind = claimed_kind(data)
+    if kind is None or len(data) > MAX_DOCUMENT:
+        return None
+    head, tail = _frame(_kind(kind))
+    text = data.decode("utf-8", "surrogateescape")
+    if not (text.startswith(head) and text.endswith(tail)):
+        return None
+    position, end = len(head), len(text) - len(tail)
+    files: list[FileEntry] = []
+    for match in _LINE.finditer(text, position, end):
+        blocks, mode, quoted, sha256, size = match.groups()
+        path = json.loads(quoted) if "\\" in quoted else quoted[1:-1]
+        if match.start() != position or _text(path) != quoted or (size[0] == "0" and size != "0"):
+            return None
+        files.append(FileEntry(_path(path), _size(path, int(size)), _MODES[mode], sha256, blocks))
+        position = match.end() + 1
+        if position <= end and text[position - 1] != ",":
+            return None
+    if position != end + 1 or not files:
+        return None
+    manifest = Manifest(kind, tuple(files))
+    manifest.__dict__["data"] = data  # what the cached property would write again
+    return manifest
+
+
+def _frame(kind: str) -> tuple[str, str]:
+    """What stands before and after the entries."""
+    head = f'{{"block_size":{digest.BLOCK_SIZE},"files":['
+    return head, f'],"kind":{_text(kind)},"schema":{_text(SCHEMA)}}}'
+
+
+def _strictly(data: bytes, where: str) -> Manifest:
+    """For every other document: what is wrong with it."""
+    document = parse_json(data, what="the manifest", where=where, code="ST-A02")
+    return Manifest(_kind(document["kind"]), tuple(_entry(item) for item in document["files"]))
+
+
+def claimed_kind(data: bytes) -> str | None:
+    """The kind that these bytes state if they are a canonical manifest; nothing is checked."""
+    found = _TAIL.search(data[-256:])
+    return found[1].decode() if found else None
+
+
 def _kind(value: str) -> str:
     if not _KIND.fullmatch(value):
         raise ValueError(f"{value!r:.60} is no kind")
@@ -155,16 +215,28 @@ def _entry(item: dict[str, str | int | None]) -> FileEntry:
         or not (blocks is None or isinstance(blocks, str))
     ):
         raise ValueError("a field has the wrong type")
-    problem = tree.path_problem(path)
-    if problem or path.split("/")[0].casefold() == tree.RESERVED:
-        raise ValueError(f"the name {path!r:.200} is not allowed ({problem or 'it is reserved'})")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_INTEGER:
+    _path(path)
+    if not isinstance(size, int) or isinstance(size, bool):
         raise ValueError(f"the size of {path!r:.200} is impossible")
+    _size(path, size)
     if not isinstance(mode, str) or mode not in _MODES:
         raise ValueError(f"the mode of {path!r:.200} is neither 0644 nor 0755")
     if not _HEX.fullmatch(sha256) or (blocks is not None and not _HEX.fullmatch(blocks)):
         raise ValueError(f"a digest of {path!r:.200} is not 64 lower-case hexadecimal digits")
     return FileEntry(path, size, _MODES[mode], sha256, blocks)
+
+
+def _path(path: str) -> str:
+    problem = tree.path_problem(path)
+    if problem or path.partition("/")[0].casefold() == tree.RESERVED:
+        raise ValueError(f"the name {path!r:.200} is not allowed ({problem or 'it is reserved'})")
+    return path
+
+
+def _size(path: str, size: int) -> int:
+    if not 0 <= size <= MAX_INTEGER:
+        raise ValueError(f"the size of {path!r:.200} is impossible")
+    return size
 
 
 def build_manifest(
@@ -186,7 +258,6 @@ def build_manifest(
         staging.mkdir(mode=0o755)
         try:
             manifest = Manifest(kind, tuple(_hash_all(root, staging, files, blocks, progress)))
-            Manifest.parse(manifest.data)  # what we write, we must be able to read
             _write(staging / "manifest.json", manifest.data)
             for folder, _, _ in os.walk(staging, topdown=False):
                 sync_folder(Path(folder))
@@ -238,9 +309,13 @@ def _replace_folder(staging: Path, final: Path) -> None:
 def _hash_all(
     root: Path, staging: Path, files: Sequence[tree.TreeFile], blocks: bool, progress: digest.Progress | None
 ) -> list[FileEntry]:
-    def one(file: tree.TreeFile, report: digest.Progress) -> FileEntry:
+    def group(files: Sequence[tree.TreeFile], report: digest.Progress) -> list[FileEntry]:
+        with tree.Reader(root) as reader:
+            return [one(reader, file, report) for file in files]
+
+    def one(reader: tree.Reader, file: tree.TreeFile, report: digest.Progress) -> FileEntry:
         try:
-            with tree.reading(root, file.path) as descriptor:
+            with reader.reading(file.path) as descriptor:
                 size, sha256, leaves = digest.hash_descriptor(descriptor, blocks=blocks, progress=report)
         except FileNotFoundError:
             raise SecureTrainError(
@@ -258,9 +333,7 @@ def _hash_all(
             _write(table, leaves)
         return entry
 
-    # Largest first, so that no big file is left alone at the end.
-    largest_first = sorted(files, key=lambda file: -file.size)
-    entries = digest.on_all_cores(one, largest_first, progress)
+    entries = digest.in_groups(group, files, progress)
     return sorted(entries, key=lambda entry: entry.path.encode())
 
 

@@ -9,6 +9,9 @@ Standard library only.
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,19 @@ from supplychain.errors import SecureTrainError
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+_RESOURCE = re.compile(r'\{"algorithm":"sha256","digest":"([0-9a-f]{64})","name":("(?:[^"\\]|\\.)*")\}')
+_text = json.encoder.encode_basestring
 _SERIALIZATION = {
     "method": "files",
     "hash_type": "sha256",
     "allow_symlinks": False,
     "ignore_paths": [SIGNATURES],
 }
+_HEAD = f'{{"_type":{_text(STATEMENT_TYPE)},"predicate":{{"resources":['
+_MIDDLE = (
+    f'],"serialization":{canonical_json(_SERIALIZATION).decode()}}},'
+    f'"predicateType":{_text(PREDICATE_TYPE)},"subject":['
+)
 
 
 def payload(root: Path, name: str, manifest: Manifest) -> bytes:
@@ -36,15 +46,44 @@ def payload(root: Path, name: str, manifest: Manifest) -> bytes:
     for file in manifest.files:
         if file.has_block_file:
             digests[f"{BLOCKS}/{file.path}"] = _sha256_of(root, f"{BLOCKS}/{file.path}")
-    resources = [{"name": path, "algorithm": "sha256", "digest": digests[path]} for path in sorted(digests)]
-    return canonical_json(
-        {
-            "_type": STATEMENT_TYPE,
-            "subject": [{"name": name, "digest": {"sha256": _subject_digest(resources)}}],
-            "predicateType": PREDICATE_TYPE,
-            "predicate": {"serialization": _SERIALIZATION, "resources": resources},
-        }
+    return _write(name, digests)
+
+
+def _write(name: str, digests: dict[str, str]) -> bytes:
+    """The canonical statement, entry by entry: an entry's keys stand in order, a digest needs no escapes."""
+    names = sorted(digests)
+    resources = ",".join(
+        f'{{"algorithm":"sha256","digest":"{digests[path]}","name":{_text(path)}}}' for path in names
     )
+    subject = {"name": name, "digest": {"sha256": _subject_digest(digests[path] for path in names)}}
+    return f"{_HEAD}{resources}{_MIDDLE}{canonical_json(subject).decode()}]}}".encode()
+
+
+def canonical_files(payload: bytes) -> dict[str, str] | None:
+    """The files that a statement covers if it is exactly one that `payload` writes, or None: then it has to
+    be parsed as any other statement.
+
+    It is read in its one form, entry after entry without a gap, in order, with no other spelling.
+    """
+    text = payload.decode("utf-8", "surrogateescape")
+    end = text.rfind(_MIDDLE)
+    if end < 0 or not text.startswith(_HEAD):
+        return None
+    found: dict[str, str] = {}
+    position, last = len(_HEAD), ""
+    for match in _RESOURCE.finditer(text, position, end):
+        value, quoted = match.groups()
+        name = quoted[1:-1] if "\\" not in quoted else None
+        if match.start() != position or name is None or name <= last or not name.isprintable():
+            return None  # escapes are rare, and read by the general parser
+        found[name], last, position = value, name, match.end() + 1
+        if position <= end and text[position - 1] != ",":
+            return None
+    if position != end + 1:
+        return None
+    subject = f'"digest":{{"sha256":"{_subject_digest(found.values())}"}},"name":'
+    rest = re.fullmatch(rf'\{{{re.escape(subject)}"[^"\\]*"\}}\]\}}', text[end + len(_MIDDLE) :])
+    return found if rest else None
 
 
 def signed_files(statement: dict[str, Any], *, where: str) -> dict[str, str]:
@@ -66,11 +105,11 @@ def signed_files(statement: dict[str, Any], *, where: str) -> dict[str, str]:
                 str(predicate.get("serialization"))[:300],
             )
         consistent = (
-            all(set(item) == {"name", "algorithm", "digest"} for item in resources)
-            and all(item["algorithm"] == "sha256" and isinstance(item["name"], str) for item in resources)
+            all(len(item) == 3 and item["algorithm"] == "sha256" for item in resources)
+            and all(isinstance(item["name"], str) for item in resources)
             and len(signed) == len(resources)
             and len(subjects) == 1
-            and subjects[0]["digest"] == {"sha256": _subject_digest(resources)}
+            and subjects[0]["digest"] == {"sha256": _subject_digest(item["digest"] for item in resources)}
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise _refuse("the signature's list of files is malformed", where) from None
@@ -111,11 +150,11 @@ def _refuse(what: str, where: str, expected: str | None = None, found: str | Non
     )
 
 
-def _subject_digest(resources: list[dict[str, str]]) -> str:
+def _subject_digest(digests: Iterable[str]) -> str:
     """OMS: sha256 over the raw digests in the order of the names. It does not bind the names, so it is
     nobody's identity.
     """
-    return hashlib.sha256(b"".join(bytes.fromhex(item["digest"]) for item in resources)).hexdigest()
+    return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
 def _sha256_of(root: Path, path: str) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +24,13 @@ RESERVED = "secure-train"  # holds the manifest, the block digests and the signa
 MAX_PART = 255  # bytes of one name: what common file systems take
 MAX_PATH = 2048  # bytes; with any sane folder before it, it stays below what the system takes
 MAX_DEPTH = 64  # parts; each is an open descriptor while a tree is walked
+# Short paths of letters, digits and a few signs, none of whose parts is `.` or `..`.
+_PART = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._+=@,~-]{1,100}"
+_PLAIN = re.compile(rf"{_PART}(?:/{_PART}){{0,15}}")
 _UNSEEN = ("Cc", "Cf", "Zl", "Zp")  # Unicode categories: control, format, line and paragraph separators
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TreeFile:
     """A regular file found in a folder. `mode` is 0o755 if anybody may execute it, else 0o644."""
 
@@ -39,6 +43,8 @@ def path_problem(path: str) -> str | None:
     """Why `path` may not stand in an artifact, or None. Pure: used for names on disk and for names in foreign
     manifests.
     """
+    if _PLAIN.fullmatch(path):  # nearly every path: nothing in it can be wrong
+        return None
     try:
         raw = path.encode("utf-8")
     except UnicodeEncodeError:
@@ -213,20 +219,58 @@ def _no_folder(root: Path, what: str) -> SecureTrainError:
     return SecureTrainError("ST-U01", what, where=str(root), next_step="check the path")
 
 
+class Reader:
+    """Opens files under a root, as `open_file` does, and keeps the last folder open for its next file."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stack = ExitStack()
+        self._folder: str | None = None
+        self._descriptor = -1
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, path: str) -> int:
+        """A read-only descriptor of the regular file `path`; no component may be a link. FileNotFoundError if
+        absent.
+        """
+        folder, _, name = path.rpartition("/")
+        if folder != self._folder:
+            self._stack.close()
+            self._folder = None
+            self._descriptor = self._stack.enter_context(open_folder(self._root, folder))
+            self._folder = folder
+        try:
+            file = os.open(name, _FILE, dir_fd=self._descriptor)
+        except OSError as error:
+            raise _not_opened(self._root, path, error) from None
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise _unsafe(self._root, path, "it is not a regular file")
+        return file
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[int]:
+        """`open` for a `with` block in which an error of the storage becomes ST-A10."""
+        descriptor = self.open(path)
+        try:
+            yield descriptor
+        except OSError as error:
+            raise unreadable(self._root, path, error) from None
+        finally:
+            os.close(descriptor)
+
+
 def open_file(root: Path, path: str) -> int:
     """A read-only descriptor of the regular file `path` under `root`; no component of `path` may be a link.
     FileNotFoundError if absent.
     """
-    folder, _, name = path.rpartition("/")
-    with open_folder(root, folder) as descriptor:
-        try:
-            file = os.open(name, _FILE, dir_fd=descriptor)
-        except OSError as error:
-            raise _not_opened(root, path, error) from None
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise _unsafe(root, path, "it is not a regular file")
-    return file
+    with Reader(root) as reader:
+        return reader.open(path)
 
 
 def _not_opened(root: Path, path: str, error: OSError) -> Exception:
@@ -251,13 +295,8 @@ def names(root: Path, path: str) -> list[str]:
 @contextmanager
 def reading(root: Path, path: str) -> Iterator[int]:
     """`open_file` for a `with` block in which an error of the storage becomes ST-A10."""
-    descriptor = open_file(root, path)
-    try:
+    with Reader(root) as reader, reader.reading(path) as descriptor:
         yield descriptor
-    except OSError as error:
-        raise unreadable(root, path, error) from None
-    finally:
-        os.close(descriptor)
 
 
 def read_file(root: Path, path: str, *, limit: int, code: str) -> bytes:

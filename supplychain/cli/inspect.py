@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from supplychain.artifact import SIGNATURES, Manifest, parse_json, read_manifest
+from supplychain.artifact import SIGNATURES, Manifest, differences, parse_json, read_manifest
 from supplychain.cli.options import json_option
 from supplychain.cli.output import Console
 from supplychain.plan import FILE, Plan
@@ -20,12 +20,15 @@ SHOWN = 20  # files listed unless --all
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--all", "every", is_flag=True, help="List every file.")
+@click.option("--diff", is_flag=True, help="Show what changed since it was signed; nothing is judged.")
 @json_option
-def command(folder: Path, every: bool, as_json: bool) -> int:
+def command(folder: Path, every: bool, diff: bool, as_json: bool) -> int:
     """Show what FOLDER claims to be: its manifest, files and signers. Nothing is verified; `verify` does
     that.
     """
     console = Console(as_json)
+    if diff:
+        return _diff(console, folder)
     if (folder / FILE).is_file():
         return _run(console, folder)
     manifest = Manifest.parse(read_manifest(folder), where=str(folder))
@@ -50,6 +53,31 @@ def command(folder: Path, every: bool, as_json: bool) -> int:
         signatures=signatures,
         files=[file.as_dict() for file in manifest.files],
     )
+    return 0
+
+
+_SIGNS = {"ST-A03": "changed", "ST-A04": "missing", "ST-A05": "added", "ST-A06": "resized", "ST-A07": "mode"}
+
+
+def _diff(console: Console, folder: Path) -> int:
+    """Every file that differs from the manifest, one line each. Exit 0 whatever they are: `verify` judges."""
+    manifest = Manifest.parse(read_manifest(folder), where=str(folder))
+    with console.progress(f"hashing {folder}") as progress:
+        found = differences(folder, manifest, progress=progress)
+    rows = [
+        {
+            "change": _SIGNS.get(error.code, error.what),
+            "path": (error.where or "").removeprefix(f"{folder}/").split(", block ")[0],
+            "signed": error.expected,
+            "found": error.found,
+        }
+        for error in found
+    ]
+    for row in rows:
+        console.text(f"{row['change']:8} {row['path']}  {row['signed']} -> {row['found']}")
+    same = len(manifest.files) - len({row["path"] for row in rows if row["change"] != "added"})
+    console.text(f"{len(rows)} changes since it was signed, {same} files are the same")
+    console.answer("inspect", 0, manifest=manifest.digest, changes=rows)
     return 0
 
 

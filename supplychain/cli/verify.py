@@ -38,6 +38,7 @@ from supplychain.trust.roots import Identity, Instance, Signatory
     metavar="FILE",
     help="The trusted_root.json of the Sigstore instance; nothing is fetched, and no cache is read.",
 )
+@click.option("--paranoid", is_flag=True, help="Compare the sha256 of large files as well as their blocks.")
 @options.json_option
 def command(
     paths: tuple[Path, ...],
@@ -47,6 +48,7 @@ def command(
     identity: str | None,
     issuer: str | None,
     trusted_root: Path | None,
+    paranoid: bool,
     as_json: bool,
 ) -> int:
     """Check runs and signed artifacts: signatures, identities and every byte; a run to its last input.
@@ -59,7 +61,7 @@ def command(
     if (identity, issuer, trusted_root) != (None, None, None):
         named.append(_identity(identity, issuer, trusted_root))
     with console.progress("hashing") as progress:
-        checker = _checker(policy, pin, named, progress)
+        checker = _checker(policy, pin, named, progress, paranoid)
         trees = [lineage.verify_folder(path.absolute(), checker) for path in paths]
     for tree in trees:
         show_tree(console, tree)
@@ -68,11 +70,13 @@ def command(
     return code
 
 
-def _checker(path: Path | None, pin: str | None, named: list[Signatory], progress: Progress) -> Checker:
+def _checker(
+    path: Path | None, pin: str | None, named: list[Signatory], progress: Progress, paranoid: bool
+) -> Checker:
     if named:
-        return Checker.by_signatories(named, progress)
-    file = options.policy_path(path)
-    return Checker.by_policy(policy.load(file, trusted=roots.policy_keys().list(), pinned=pin), progress)
+        return Checker.by_signatories(named, progress, paranoid=paranoid)
+    found = policy.load(options.policy_path(path), trusted=roots.policy_keys().list(), pinned=pin)
+    return Checker.by_policy(found, progress, paranoid=paranoid)
 
 
 def _identity(subject: str | None, issuer: str | None, root: Path | None) -> Identity:

@@ -78,12 +78,15 @@ def emit(
             "mediaType": MEDIA_TYPE,
             "verificationMaterial": material,
             "dsseEnvelope": {
-                "payload": _encode(payload),
+                "payload": "",
                 "payloadType": PAYLOAD_TYPE,
                 "signatures": [{"sig": _encode(signature), "keyid": ""}],
             },
         }
     )
+    # The payload is put in as bytes: it may be large, and needs no escapes.
+    first = data.index(b'"payload":"') + len(b'"payload":"')
+    data = b"".join((data[:first], base64.b64encode(payload), data[first:]))
     method: Method = "certificate" if certificates else "key"
     hint = "" if certificates else key_hint
     return Bundle(payload, signature, hint, data, method, tuple(certificates), tuple(timestamps))

@@ -122,7 +122,9 @@ def verify_artifact(
             problems.append(error)
             continue
         _refuse_revoked_digests(trust, [parsed.digest], where)  # V9
-        files = oms.signed_files(_statement(parsed, oms.PREDICATE_TYPE, where), where=where)  # V5
+        files = oms.canonical_files(parsed.payload)  # V5: exactly a statement of ours, or else
+        if files is None:
+            files = oms.signed_files(_statement(parsed, oms.PREDICATE_TYPE, where), where=where)
         oms.check_manifest_digest(files, digest, where=where)  # V6
         accepted[made.signer.identifier] = _Accepted(made, parsed, files, where)
     needed = _role(trust, role, str(root)).threshold

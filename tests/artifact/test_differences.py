@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -168,3 +169,17 @@ def test_a_file_without_blocks_is_hashed_whole(tmp_path: Path) -> None:
     manifest = build_manifest(make_tree(tmp_path), "environment", blocks=False)
     flip(tmp_path / SHARD, len(BIG) - 1)
     assert codes(differences(tmp_path, manifest), tmp_path) == [("ST-A03", SHARD)]
+
+
+def test_paranoid_compares_both_digests_that_a_signer_stated(tmp_path: Path) -> None:
+    """A signer whose sha256 and blocks are of different bytes: one reader would see one file, one another."""
+    manifest = make_artifact(tmp_path)
+    lying = [
+        dataclasses.replace(entry, sha256="0" * 64) if entry.path == "shards/shard-00000.bin" else entry
+        for entry in manifest.files
+    ]
+    forged = Manifest(manifest.kind, tuple(lying))
+    assert differences(tmp_path, manifest, paranoid=True) == []
+    assert differences(tmp_path, forged) == []
+    (error,) = differences(tmp_path, forged, paranoid=True)
+    check_error(error, "ST-A03", "0" * 64)

@@ -13,7 +13,17 @@ import rfc8785
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supplychain.artifact import BLOCK_SIZE, FileEntry, Manifest, SecureTrainError, read_manifest
+from supplychain.artifact import (
+    BLOCK_SIZE,
+    FileEntry,
+    Manifest,
+    SecureTrainError,
+    canonical_json,
+    claimed_kind,
+    oms,
+    read_manifest,
+)
+from supplychain.artifact.manifest import _strictly
 from tests.artifact.support import FILES, check_error, make_artifact, refused
 
 DIGEST = "0123456789abcdef" * 4
@@ -262,3 +272,41 @@ def test_a_folder_without_manifest_is_not_signed(tmp_path: Path) -> None:
     (tmp_path / "secure-train/manifest.json").symlink_to("/etc/passwd")
     with refused("ST-U06", "link"):
         read_manifest(tmp_path)
+
+
+NAMES = {"a.bin": b"1", "b \u00e9.txt": b"2", "c\u2603/d": b"", 'quo"te': b"3", "big": b"x" * 200_000}
+
+
+def test_entries_are_written_as_the_general_encoder_writes_them(tmp_path: Path) -> None:
+    """The manifest and the signed list of files, against canonical_json of what they say."""
+    manifest = make_artifact(tmp_path, NAMES)
+    assert manifest.data == canonical_json(json.loads(manifest.data))
+    assert Manifest.parse(manifest.data) == manifest
+    payload = oms.payload(tmp_path, "caf\u00e9", manifest)
+    statement = json.loads(payload)
+    assert payload == canonical_json(statement)
+    assert oms.signed_files(statement, where="it") == {
+        item["name"]: item["digest"] for item in statement["predicate"]["resources"]
+    }
+
+
+def test_the_quick_way_and_the_general_way_agree(tmp_path: Path) -> None:
+    plain = make_artifact(tmp_path, {name: data for name, data in NAMES.items() if '"' not in name})
+    assert claimed_kind(plain.data) == "dataset"
+    assert Manifest.parse(plain.data).files == _strictly(plain.data, "it").files
+    payload = oms.payload(tmp_path, "it", plain)
+    assert oms.canonical_files(payload) == oms.signed_files(json.loads(payload), where="it")
+    for old, new in (
+        (b'"algorithm":"sha256"', b'"algorithm":"sha512"'),
+        (b'"name":"a.bin"', b'"name":"a.bin","x":1'),
+        (b'"name":"a.bin"', b'"name":"\\u0061.bin"'),
+        (b'},{"algorithm"', b'} ,{"algorithm"'),
+        (b'},{"algorithm"', b'}{"algorithm"'),
+        (b'"allow_symlinks":false', b'"allow_symlinks":true'),
+        (b'"subject":[{', b'"subject":[{},{'),
+        (b'"_type"', b'"_type":1,"_type"'),
+    ):
+        assert old in payload
+        assert oms.canonical_files(payload.replace(old, new, 1)) is None
+    assert oms.canonical_files(payload + b" ") is None
+    assert oms.canonical_files(b"\xff") is None

@@ -337,7 +337,7 @@ def test_verification_has_no_option_to_ignore() -> None:
         names = set(inspect.signature(function).parameters)
         assert names <= {
             *("root", "trust", "role", "kinds", "data", "predicate_type", "subject", "where"),
-            *("manifest", "hash_files", "progress"),
+            *("manifest", "hash_files", "paranoid", "progress"),
         }
 
 

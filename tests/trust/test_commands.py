@@ -131,3 +131,22 @@ def test_what_a_host_revokes_for_itself(tmp_path: Path) -> None:
         secure_train("keys", "revoke", *bad, "--reason", "x", code=2, env=home)
     secure_train("keys", "revoke", "ann", "--reason", "lost laptop", env=home)
     assert codes(secure_train(*verify, code=3, env=home)) == ["ST-S08"]
+
+
+def test_what_changed_since_it_was_signed(tmp_path: Path) -> None:
+    home = {"SECURE_TRAIN_CONFIG": tmp_path / "config"}
+    secure_train("keys", "new", "ann", env=home)
+    folder = make_tree(tmp_path / "data")
+    secure_train("sign", folder, "--kind", "dataset", env=home)
+    assert secure_train("inspect", folder, "--diff", env=home)["changes"] == []
+    flip(folder / "shards/shard-00000.bin", 70_000)
+    (folder / "empty").unlink()
+    (folder / "config.json").write_bytes(b"{} \n")
+    make_tree(folder, {"new.bin": b"1"})
+    changes = secure_train("inspect", folder, "--diff", env=home)["changes"]
+    assert [(row["change"], row["path"]) for row in changes] == [
+        ("resized", "config.json"),
+        ("missing", "empty"),
+        ("added", "new.bin"),
+        ("changed", "shards/shard-00000.bin"),
+    ]

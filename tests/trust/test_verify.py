@@ -478,7 +478,9 @@ def test_v6_same_contents_under_other_names_are_another_artifact(tmp_path: Path)
 
 def _subject(statement: Document) -> None:
     """Make the subject right for the changed list."""
-    statement["subject"][0]["digest"]["sha256"] = oms._subject_digest(statement["predicate"]["resources"])
+    statement["subject"][0]["digest"]["sha256"] = oms._subject_digest(
+        item["digest"] for item in statement["predicate"]["resources"]
+    )
 
 
 def _drop(name: str) -> Callable[[Document], None]:
