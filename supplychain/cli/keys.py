@@ -101,6 +101,19 @@ def list_(as_json: bool) -> int:
 
 
 @command.command()
+@click.argument("name", required=False)
+@json_option
+def export(name: str | None, as_json: bool) -> int:
+    """Print the public key of NAME, for policies and for others to trust; of a hardware module's, too."""
+    console = Console(as_json)
+    hardware = name is not None and name.startswith("pkcs11:")
+    key = options.private_key(name).public if hardware or name is None else _public(name)
+    console.text(key.pem.decode().rstrip())
+    console.answer("keys export", 0, name=key.name, identifier=key.identifier, pem=key.pem.decode())
+    return 0
+
+
+@command.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--root", metavar="SHA256", help="FILE is a policy: trust its metadata, which begins so.")
 @json_option

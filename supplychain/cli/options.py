@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 key_option = click.option(
     "--key",
-    metavar="NAME|FILE|sigstore[:FILE]",
+    metavar="NAME|FILE|pkcs11:URI|sigstore[:FILE]",
     envvar="SECURE_TRAIN_KEY",
     help="Key to sign with, or `sigstore` to sign as the identity of a token [default: your only key]; see "
     "docs/trust.md.",
@@ -53,14 +53,22 @@ def signer(name: str | None) -> Signer:
         return _keyless(name.partition(":")[2])
     authority = os.environ.get("SECURE_TRAIN_TIMESTAMP") or None
     key = private_key(name)
-    chain = roots.key_store().certificate(name or key.public.name)
+    chain = (
+        None
+        if name and name.startswith("pkcs11:")
+        else roots.key_store().certificate(name or key.public.name)
+    )
     if chain is not None:
         return CertificateSigner(key, chain, authority, where=f"the certificate of {key.public.name}")
     return LocalSigner(key, authority)
 
 
 def private_key(name: str | None) -> PrivateKey:
-    """The key that --key names, or the user's only one."""
+    """The key that --key names, in a file or a hardware module, or the user's only one."""
+    if name is not None and name.startswith("pkcs11:"):
+        from supplychain.trust import hsm  # late: few have one
+
+        return hsm.HardwareKey(name, _passphrase)
     store = roots.key_store()
     if name is None:
         own = [key.name for key in store.list() if store.has_private(key.name)]
