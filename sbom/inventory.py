@@ -22,7 +22,9 @@ from sbom.tree import Tree
 MAX_TEXT = 4096  # characters of one field that go into a BOM
 _NORMAL = re.compile(r"[-_.]+")
 _LIBRARY = re.compile(r"^(lib[\w+.\-]*?)((?:-[0-9a-f]{8})*)\.so((?:\.\d+)*)$")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]+")
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]+"
+)
 _SBOM_SUFFIXES = (".json", ".xml", ".spdx")
 
 

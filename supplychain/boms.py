@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sbom.allowed import Exemption, Lists
 from sbom.document import Document, dump, load
 from sbom.environment import Setting, Wheel
 from sbom.errors import SbomError
@@ -28,6 +29,7 @@ from supplychain.environment.verify import ENVIRONMENT, MAX_DOCUMENT, parse_envi
 from supplychain.errors import SecureTrainError
 
 if TYPE_CHECKING:  # verifying and signing bring in cryptography, which most verbs here do without
+    from supplychain.policy import LicenceRule
     from supplychain.trust.bundle import Bundle
     from supplychain.trust.signers import Signer
 
@@ -233,6 +235,20 @@ def read_valid(path: Path) -> Document:
         require_schema(document, where=str(path))
         return document
     raise SecureTrainError("ST-M02", schema[0].what, where=f"{path}: {schema[0].where}")
+
+
+def licence_lists(rule: LicenceRule, where: str) -> Lists:
+    """The lists of a policy. ST-P03 for an exception whose day does not exist."""
+    try:
+        exemptions = [
+            Exemption(item.component, item.reason, dt.date.fromisoformat(item.until))
+            for item in rule.exceptions
+        ]
+    except ValueError as error:
+        raise SecureTrainError(
+            "ST-P03", f"an exception of [licenses] has no end: {error}", where=where
+        ) from None
+    return Lists(rule.allow, rule.deny, rule.review, exemptions, rule.unknown)
 
 
 def attestation(output: Path) -> Path:

@@ -149,6 +149,24 @@ class RunRule(_Strict):
     isolation: Literal["auto", "required", "off"] = "auto"
 
 
+class LicenceException(_Strict):
+    """A component (its purl without version, perhaps with `*` at the end) that is accepted until a day."""
+
+    component: str
+    reason: str = Field(min_length=1)
+    until: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
+
+
+class LicenceRule(_Strict):
+    """Which licences `sbom licenses` accepts, by SPDX name; `unknown`: what it makes of one not known."""
+
+    allow: list[str] = []
+    deny: list[str] = []
+    review: list[str] = []
+    unknown: Literal["allowed", "review", "denied"] = "review"
+    exceptions: list[LicenceException] = []
+
+
 class Document(_Strict):
     """The whole file."""
 
@@ -165,6 +183,7 @@ class Document(_Strict):
     artifacts: dict[str, ArtifactRule]
     environment: EnvironmentRule = EnvironmentRule()
     run: RunRule = RunRule()
+    licenses: LicenceRule | None = None
 
     @model_validator(mode="after")
     def _names_exist(self) -> Document:

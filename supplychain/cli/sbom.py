@@ -1,4 +1,4 @@
-"""`secure-train sbom environment|model|dataset|validate|diff|score`."""
+"""`secure-train sbom environment|model|dataset|validate|diff|score|licenses`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from sbom.document import properties
+from sbom.sarif import Result
 from supplychain import boms
 from supplychain.cli import options
 from supplychain.cli.output import Console
@@ -18,6 +19,7 @@ _out = click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write it
 _spec = click.option(
     "--spec", type=click.Choice(["1.6", "1.7"]), default="1.6", show_default=True, help="CycloneDX version."
 )
+_sarif = click.option("--sarif", type=_FILE, metavar="FILE", help="Also write the findings as SARIF there.")
 _author = click.option("--author", "authors", multiple=True, metavar="NAME", help="Who makes this BOM.")
 
 
@@ -253,8 +255,9 @@ def _written(
 @command.command()
 @click.argument("file", type=_FILE)
 @click.option("--lock", type=_FILE, metavar="FILE", help="Every package that it pins must be there.")
+@_sarif
 @options.json_option
-def validate(file: Path, lock: Path | None, as_json: bool) -> int:
+def validate(file: Path, lock: Path | None, sarif: Path | None, as_json: bool) -> int:
     """Check FILE against the official schema, and for what a schema cannot say: references, purls, hashes,
     the lock.
     """
@@ -273,6 +276,7 @@ def validate(file: Path, lock: Path | None, as_json: bool) -> int:
         console.error(SecureTrainError(name, finding.what, where=place, expected=f"rule {finding.rule}"))
     if not found:
         console.text(f"{file}: valid CycloneDX {document['specVersion']}, and it agrees with itself")
+    _report(sarif, [Result(item.rule, item.what, str(file), item.where) for item in found])
     console.answer("sbom validate", code, file=str(file), findings=[finding.as_dict() for finding in found])
     return code
 
@@ -280,8 +284,9 @@ def validate(file: Path, lock: Path | None, as_json: bool) -> int:
 @command.command()
 @click.argument("before", type=_FILE)
 @click.argument("after", type=_FILE)
+@_sarif
 @options.json_option
-def diff(before: Path, after: Path, as_json: bool) -> int:
+def diff(before: Path, after: Path, sarif: Path | None, as_json: bool) -> int:
     """What changed from BEFORE to AFTER. Other bytes under an unchanged version are an alarm: exit code 4."""
     from sbom.diff import diff as compare
 
@@ -308,6 +313,10 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
         )
     elif not changes:
         console.text("nothing changed")
+    results = [
+        Result("ST-M05", f"{item.before} -> {item.after}", str(after), item.component) for item in alarms
+    ]
+    _report(sarif, results)
     console.answer("sbom diff", code, changes=[change.as_dict() for change in changes])
     return code
 
@@ -349,3 +358,59 @@ def score(file: Path, yardstick: str, require: bool, as_json: bool) -> int:
     shown = [field.as_dict() for field in fields]
     console.answer("sbom score", code, yardstick=yardstick, fields=shown, good=good, met=met)
     return code
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@options.policy_option
+@options.pin_option
+@_sarif
+@options.json_option
+def licenses(file: Path, policy: Path | None, pin: str | None, sarif: Path | None, as_json: bool) -> int:
+    """Hold every licence in FILE against the lists of the policy: allowed, for review, denied (exit code
+    4).
+    """
+    from sbom.allowed import ALLOWED, judge
+    from supplychain import policy as policies
+    from supplychain.trust import roots
+
+    console = Console(as_json)
+    path = options.policy_path(policy)
+    trusted = policies.load(path, trusted=roots.policy_keys().list(), pinned=pin)
+    if trusted.document.licenses is None:
+        raise SecureTrainError(
+            "ST-M08", "the policy says nothing of licences", where=str(path), expected="a section [licenses]"
+        )
+    with boms.our_errors():
+        lists = boms.licence_lists(trusted.document.licenses, str(path))
+        verdicts = judge(boms.read_valid(file), lists, boms.now().date())
+    for verdict in verdicts:
+        note = f" ({verdict.note})" if verdict.note else ""
+        console.text(f"  {verdict.verdict:8} {verdict.component}: {verdict.licence or 'unknown'}{note}")
+    refused = [verdict for verdict in verdicts if verdict.verdict != ALLOWED]
+    code = CODES["ST-M06"].exit_code if refused else 0
+    if refused:
+        console.error(
+            SecureTrainError(
+                "ST-M06",
+                f"{len(refused)} of {len(verdicts)} components have a licence that is denied or for review",
+                where=refused[0].component,
+                found=refused[0].licence or "unknown",
+                next_step="replace it, or add an exception with a reason and an end to the policy",
+            )
+        )
+    results = [
+        Result("ST-M06", f"licence {item.licence or 'unknown'}: {item.verdict}", str(file), item.component,
+               item.verdict == "denied") for item in refused
+    ]  # fmt: skip
+    _report(sarif, results)
+    console.answer("sbom licenses", code, verdicts=[verdict.as_dict() for verdict in verdicts])
+    return code
+
+
+def _report(path: Path | None, results: list[Result]) -> None:
+    """Write the SARIF report, where one was asked for; one without findings says that there are none."""
+    if path is not None:
+        from sbom.sarif import sarif
+
+        boms.write_file(path, sarif(results, boms.tool_version()))
