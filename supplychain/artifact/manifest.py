@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -240,13 +240,20 @@ def _size(path: str, size: int) -> int:
 
 
 def build_manifest(
-    root: Path, kind: str, *, blocks: bool = True, progress: digest.Progress | None = None
+    root: Path,
+    kind: str,
+    *,
+    blocks: bool = True,
+    known: Mapping[str, FileEntry] | None = None,
+    progress: digest.Progress | None = None,
 ) -> Manifest:
     """Hash every file under `root` and write `secure-train/manifest.json` and the block digests; returns the
     manifest.
 
     Signatures that stand there are removed: they cover another manifest. Each file is read once.
-    `blocks=False` leaves block digests out, for artifacts that are always hashed whole (environments). Raises
+    `blocks=False` leaves block digests out, for artifacts that are always hashed whole (environments).
+    `known` are entries of files that the caller vouches for: they are not read, if size and mode agree and
+    their block digests lie there. Raises
     ST-U06 for a tree that cannot be an artifact, ST-U04 if `root` cannot be written.
     """
     _kind(kind)
@@ -257,7 +264,7 @@ def build_manifest(
             _remove(leftover)
         staging.mkdir(mode=0o755)
         try:
-            manifest = Manifest(kind, tuple(_hash_all(root, staging, files, blocks, progress)))
+            manifest = Manifest(kind, tuple(_entries(root, staging, files, blocks, known or {}, progress)))
             _write(staging / "manifest.json", manifest.data)
             for folder, _, _ in os.walk(staging, topdown=False):
                 sync_folder(Path(folder))
@@ -306,6 +313,45 @@ def _replace_folder(staging: Path, final: Path) -> None:
     _remove(old)
 
 
+def _entries(
+    root: Path,
+    staging: Path,
+    files: Sequence[tree.TreeFile],
+    blocks: bool,
+    known: Mapping[str, FileEntry],
+    progress: digest.Progress | None,
+) -> list[FileEntry]:
+    """The entries of all files, sorted: known ones as they are, the others hashed."""
+    entries, unknown = [], []
+    for file in files:
+        entry = known.get(file.path)
+        if entry is not None and _is_still(root, staging, file, entry, blocks):
+            entries.append(entry)
+        else:
+            unknown.append(file)
+    entries += _hash_all(root, staging, unknown, blocks, progress)
+    return sorted(entries, key=lambda entry: entry.path.encode())
+
+
+def _is_still(root: Path, staging: Path, file: tree.TreeFile, entry: FileEntry, blocks: bool) -> bool:
+    """Whether a known entry fits the file, and its block digests, which are copied, have the right root."""
+    if (entry.size, entry.mode) != (file.size, file.mode) or (entry.blocks is None) == blocks:
+        return False
+    if not entry.has_block_file:
+        return True
+    length = -(-entry.size // digest.BLOCK_SIZE) * digest.LEAF_SIZE
+    try:
+        leaves = tree.read_file(root, f"{BLOCKS}/{file.path}", limit=length, code="ST-A08")
+    except (FileNotFoundError, SecureTrainError):
+        return False
+    if digest.block_root(entry.size, leaves) != entry.blocks:
+        return False
+    table = staging / "blocks" / file.path
+    table.parent.mkdir(parents=True, exist_ok=True)
+    _write(table, leaves)
+    return True
+
+
 def _hash_all(
     root: Path, staging: Path, files: Sequence[tree.TreeFile], blocks: bool, progress: digest.Progress | None
 ) -> list[FileEntry]:
@@ -333,8 +379,7 @@ def _hash_all(
             _write(table, leaves)
         return entry
 
-    entries = digest.in_groups(group, files, progress)
-    return sorted(entries, key=lambda entry: entry.path.encode())
+    return digest.in_groups(group, files, progress)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ import click
 from supplychain.artifact import Manifest, differences, read_manifest
 from supplychain.cli import options
 from supplychain.cli.output import Console
+from supplychain.trust.again import sign_again
 from supplychain.trust.signers import add_signature, sign_artifact
 
 
@@ -22,9 +23,23 @@ from supplychain.trust.signers import add_signature, sign_artifact
     is_flag=True,
     help="Add your signature to the manifest that is there, after comparing every byte with it.",
 )
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Hash only what changed since you signed it with --update, by the files' times; see docs/trust.md.",
+)
+@click.option("--paranoid", is_flag=True, help="With --update: hash every file all the same.")
 @options.key_option
 @options.json_option
-def command(folder: Path, kind: str | None, add: bool, key: str | None, as_json: bool) -> int:
+def command(
+    folder: Path,
+    kind: str | None,
+    add: bool,
+    update: bool,
+    paranoid: bool,
+    key: str | None,
+    as_json: bool,
+) -> int:
     """Make the manifest of FOLDER and sign it: every file, by name, size, mode and digest.
 
     Nothing is left out, and there is no way to leave something out. Signatures that stood there covered
@@ -33,9 +48,14 @@ def command(folder: Path, kind: str | None, add: bool, key: str | None, as_json:
     console = Console(as_json)
     if add == bool(kind):
         raise click.UsageError("Give the folder a --kind, or --add a signature to a manifest that is there.")
+    if (update and add) or (paranoid and not update):
+        raise click.UsageError("--update goes with --kind, and --paranoid with --update.")
     signer = options.signer(key)
+    same = 0
     with console.progress(f"signing {folder}") as progress:
-        if kind:
+        if kind and update:
+            manifest, same = sign_again(folder, kind, signer, paranoid=paranoid, progress=progress)
+        elif kind:
             manifest = sign_artifact(folder, kind, signer, progress=progress)
         else:
             manifest = Manifest.parse(read_manifest(folder), where=str(folder))
@@ -49,6 +69,8 @@ def command(folder: Path, kind: str | None, add: bool, key: str | None, as_json:
         f"{folder}: {manifest.kind}, {len(manifest.files)} files, {manifest.total_bytes} bytes, "
         f"sha256:{manifest.digest}"
     )
+    if update:
+        console.text(f"  {same} files are as they were, {len(manifest.files) - same} were hashed")
     console.text(f"  signed by {signer.public.name} (sha256:{signer.public.identifier})")
     console.answer(
         "sign",
@@ -57,5 +79,6 @@ def command(folder: Path, kind: str | None, add: bool, key: str | None, as_json:
         kind=manifest.kind,
         manifest=manifest.digest,
         signer=signer.public.identifier,
+        unchanged=same,
     )
     return 0

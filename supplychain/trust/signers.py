@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from cryptography.hazmat.primitives import serialization
 
-from supplychain.artifact import SIGNATURES, Manifest, build_manifest, oms, tree, write_durably
+from supplychain.artifact import SIGNATURES, FileEntry, Manifest, build_manifest, oms, tree, write_durably
 from supplychain.artifact.check import BUNDLE_SUFFIX
 from supplychain.artifact.digest import Progress
 from supplychain.errors import SecureTrainError
@@ -99,12 +100,18 @@ def _stamps(authority: str | None, signature: bytes) -> list[bytes]:
 
 
 def sign_artifact(
-    root: Path, kind: str, signer: Signer, *, blocks: bool = True, progress: Progress | None = None
+    root: Path,
+    kind: str,
+    signer: Signer,
+    *,
+    blocks: bool = True,
+    known: Mapping[str, FileEntry] | None = None,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Build the manifest of `root` and sign it. Earlier signatures, which cover another manifest, are
-    replaced.
+    replaced. `known` entries are not hashed again: see `again`.
     """
-    manifest = build_manifest(root, kind, blocks=blocks, progress=progress)
+    manifest = build_manifest(root, kind, blocks=blocks, known=known, progress=progress)
     add_signature(root, manifest, signer)
     return manifest
 
