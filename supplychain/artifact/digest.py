@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -49,9 +49,15 @@ def leaves_of(data: bytes | memoryview) -> bytes:
 
 def block_root(size: int, leaves: bytes) -> str:
     """The root (hex) over the leaf digests of a file of `size` bytes."""
+    return block_root_of(size, [leaves])
+
+
+def block_root_of(size: int, parts: Iterable[bytes]) -> str:
+    """The same over leaf digests that come in parts, one after another."""
     header = b"\x01sha256\x00" + BLOCK_SIZE.to_bytes(8, "big") + size.to_bytes(8, "big")
     digest = hashlib.sha256(header)
-    digest.update(leaves)
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
 
 

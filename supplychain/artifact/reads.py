@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -22,6 +23,9 @@ from supplychain.artifact.manifest import BLOCKS, MANIFEST, FileEntry, Manifest
 from supplychain.errors import SecureTrainError
 
 Verify = Literal["always", "once", "off"]
+WHOLE = 8 << 20  # bytes of a list of leaf digests that is kept whole: that of a file of 16 GB
+SEGMENT = 65536  # bytes of such a list that are compared together
+KEPT = 64  # segments of a long list that are kept
 SMALL_FILE = 64 << 20  # bytes that `read_bytes` takes into memory unless told otherwise
 
 
@@ -103,7 +107,7 @@ class VerifiedFile:
         self._entry = entry
         self._verify = verify
         self._lock = threading.Lock()
-        self._table: bytes | None = None
+        self._table: _Leaves | None = None
         self._seen = bytearray((entry.size + BLOCK_SIZE - 1) // BLOCK_SIZE) if verify == "once" else None
         self._descriptor = _open(root, entry)
 
@@ -136,12 +140,13 @@ class VerifiedFile:
         end = min(-(-(offset + length) // BLOCK_SIZE) * BLOCK_SIZE, self.size)
         data = self._pread(start, end - start)
         view = memoryview(data)
-        table = self._leaves()
-        for index in range(first, first + -(-len(data) // BLOCK_SIZE)):
+        last = first + -(-len(data) // BLOCK_SIZE)
+        table = self._leaves().of(first, last)
+        for index in range(first, last):
             if self._seen is not None and self._seen[index]:
                 continue
             block = view[(index - first) * BLOCK_SIZE : (index - first + 1) * BLOCK_SIZE]
-            expected = table[index * LEAF_SIZE : (index + 1) * LEAF_SIZE]
+            expected = table[(index - first) * LEAF_SIZE : (index - first + 1) * LEAF_SIZE]
             found = digest.leaf(block)
             if found != expected:
                 raise changed(
@@ -161,9 +166,7 @@ class VerifiedFile:
         """
         if length == 0:
             return b""
-        return self._leaves()[
-            offset // BLOCK_SIZE * LEAF_SIZE : -(-(offset + length) // BLOCK_SIZE) * LEAF_SIZE
-        ]
+        return self._leaves().of(offset // BLOCK_SIZE, -(-(offset + length) // BLOCK_SIZE))
 
     def _pread(self, offset: int, length: int) -> bytes:
         if self._descriptor < 0:
@@ -176,43 +179,111 @@ class VerifiedFile:
             raise wrong_size(self._root, self._entry, offset + len(data))
         return data
 
-    def _leaves(self) -> bytes:
+    def _leaves(self) -> _Leaves:
         if self._table is None:
             with self._lock:
                 if self._table is None:  # another thread may have been faster
                     self._table = self._load_leaves()
         return self._table
 
-    def _load_leaves(self) -> bytes:
+    def _load_leaves(self) -> _Leaves:
         entry = self._entry
-        if not entry.has_block_file:
-            # One block: its digest alone makes the root, so the file vouches for itself against the manifest.
-            leaves = digest.leaves_of(self._pread(0, entry.size))
-            if digest.block_root(entry.size, leaves) != entry.blocks:
-                raise changed(
-                    self._root,
-                    entry,
-                    f"block root {entry.blocks}",
-                    f"block root {digest.block_root(entry.size, leaves)}",
-                )
-            return leaves
-        name = f"{BLOCKS}/{entry.path}"
-        size = -(-entry.size // BLOCK_SIZE) * LEAF_SIZE
-        try:
-            leaves = tree.read_file(self._root, name, limit=size, code="ST-A08")
-        except FileNotFoundError:
-            raise missing_blocks(self._root, entry) from None
+        if entry.has_block_file:
+            return _Leaves.stored(self._root, entry)
+        # One block: its digest alone makes the root, so the file vouches for itself against the manifest.
+        leaves = digest.leaves_of(self._pread(0, entry.size))
         found = digest.block_root(entry.size, leaves)
         if found != entry.blocks:
-            raise SecureTrainError(
-                "ST-A08",
-                "the block digests of a file differ from the manifest",
-                where=str(self._root / name),
-                expected=f"root {entry.blocks}",
-                found=f"root {found}",
-                next_step=_RESTORE,
-            )
-        return leaves
+            raise changed(self._root, entry, f"block root {entry.blocks}", f"block root {found}")
+        return _Leaves(leaves)
+
+
+class _Leaves:
+    """The leaf digests of a file, compared with the manifest's root before the first is handed out.
+
+    Lists up to WHOLE bytes are kept in memory. Of longer ones only the digests of their segments are (32
+    bytes for each 128 MB of the file), and a segment is read again and compared when it is needed.
+    """
+
+    def __init__(self, whole: bytes) -> None:
+        self._whole = whole
+
+    @classmethod
+    def stored(cls, root: Path, entry: FileEntry) -> _Leaves:
+        """Those in the entry's block file; ST-A08 if they are not the manifest's, ST-A04 if they are gone."""
+        size = -(-entry.size // BLOCK_SIZE) * LEAF_SIZE
+        if size > WHOLE:
+            return _Segments(root, entry, size)
+        try:
+            leaves = tree.read_file(root, f"{BLOCKS}/{entry.path}", limit=size, code="ST-A08")
+        except FileNotFoundError:
+            raise missing_blocks(root, entry) from None
+        found = digest.block_root(entry.size, leaves)
+        if found != entry.blocks:
+            raise _wrong_blocks(root, entry, found)
+        return cls(leaves)
+
+    def of(self, first: int, last: int) -> bytes:
+        """The leaves of the blocks from `first` on, before `last`."""
+        return self._whole[first * LEAF_SIZE : last * LEAF_SIZE]
+
+
+class _Segments(_Leaves):
+    """A long list. Thread-safe: segments are read into private buffers, the dictionary is only a cache."""
+
+    def __init__(self, root: Path, entry: FileEntry, size: int) -> None:
+        super().__init__(b"")
+        self._root, self._entry, self._size = root, entry, size
+        self._digests: list[bytes] = []
+        self._recent: dict[int, bytes] = {}
+        found = digest.block_root_of(entry.size, self._all())
+        if found != entry.blocks:
+            raise _wrong_blocks(root, entry, found)
+
+    def _all(self) -> Iterator[bytes]:
+        try:
+            with tree.reading(self._root, f"{BLOCKS}/{self._entry.path}") as descriptor:
+                for offset in range(0, self._size, SEGMENT):
+                    part = digest.read_exactly(descriptor, offset, min(SEGMENT, self._size - offset))
+                    self._digests.append(hashlib.sha256(part).digest())
+                    yield part
+        except FileNotFoundError:
+            raise missing_blocks(self._root, self._entry) from None
+
+    def of(self, first: int, last: int) -> bytes:
+        start, end = first * LEAF_SIZE, min(last * LEAF_SIZE, self._size)
+        parts = b"".join(map(self._segment, range(start // SEGMENT, -(-end // SEGMENT))))
+        skipped = start // SEGMENT * SEGMENT
+        return parts[start - skipped : end - skipped]
+
+    def _segment(self, number: int) -> bytes:
+        recent = self._recent.get(number)
+        if recent is not None:
+            return recent
+        try:
+            with tree.reading(self._root, f"{BLOCKS}/{self._entry.path}") as descriptor:
+                offset = number * SEGMENT
+                part = digest.read_exactly(descriptor, offset, min(SEGMENT, self._size - offset))
+        except FileNotFoundError:
+            raise missing_blocks(self._root, self._entry) from None
+        found = hashlib.sha256(part).digest()
+        if found != self._digests[number]:
+            raise _wrong_blocks(self._root, self._entry, f"another segment {number} than before")
+        if len(self._recent) >= KEPT:
+            self._recent = {}
+        self._recent[number] = part
+        return part
+
+
+def _wrong_blocks(root: Path, entry: FileEntry, found: str) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-A08",
+        "the block digests of a file differ from the manifest",
+        where=str(root / BLOCKS / entry.path),
+        expected=f"root {entry.blocks}",
+        found=f"root {found}" if len(found) == 64 else found,
+        next_step=_RESTORE,
+    )
 
 
 def _open(root: Path, entry: FileEntry) -> int:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supplychain.artifact import BLOCK_SIZE, VerifiedArtifact, VerifiedFile, build_manifest
+from supplychain.artifact import BLOCK_SIZE, VerifiedArtifact, VerifiedFile, build_manifest, reads
 from supplychain.artifact.reads import Verify
 from tests.artifact.support import BIG, FILES, flip, make_artifact, refused
 
@@ -284,3 +284,36 @@ def test_descriptors_are_not_leaked(artifact: VerifiedArtifact) -> None:
         with refused("ST-A06"):
             VerifiedFile(artifact.root, artifact.manifest.entry(SHARD))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_long_list_of_block_digests_is_not_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes, the same refusals; and a list that changes after it was compared is noticed."""
+    monkeypatch.setattr(reads, "WHOLE", 64)
+    monkeypatch.setattr(reads, "SEGMENT", 96)  # three leaves
+    monkeypatch.setattr(reads, "KEPT", 1)
+    data = os.urandom(20 * BLOCK_SIZE + 5)
+    manifest = make_artifact(tmp_path, {"big.bin": data})
+    table = tmp_path / "secure-train/blocks/big.bin"
+    stored = table.read_bytes()
+    with VerifiedArtifact(tmp_path, manifest).open_file("big.bin") as file:
+        for first, last in ((0, 1), (0, 21), (2, 4), (7, 13), (20, 21), (5, 5)):
+            offset, end = first * BLOCK_SIZE, min(last * BLOCK_SIZE, len(data))
+            assert bytes(file.read(offset, end - offset)) == data[offset:end]
+            assert file.leaves(offset, end - offset) == stored[first * 32 : last * 32]
+        flip(table, 32 * 12)
+        assert bytes(file.read(0, 10)) == data[:10]
+        with refused("ST-A08", "segment 4"):
+            file.read(12 * BLOCK_SIZE, 10)
+        flip(table, 32 * 12)
+        flip(tmp_path / "big.bin", 12 * BLOCK_SIZE)
+        with refused("ST-A03", "block 12"):
+            file.read(12 * BLOCK_SIZE, 10)
+    flip(table, 0)
+    artifact = VerifiedArtifact(tmp_path, manifest)
+    with artifact.open_file("big.bin") as file, refused("ST-A08"):
+        file.read(0, 1)
+    table.unlink()
+    with artifact.open_file("big.bin") as file, refused("ST-A04"):
+        file.read(0, 1)
