@@ -15,14 +15,23 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from supplychain import chain, launch, run, runbom, statement
-from supplychain.artifact import Manifest, claimed_kind, differences, parse_json, read_manifest
+from supplychain.artifact import (
+    Manifest,
+    claimed_kind,
+    differences,
+    oms,
+    parse_json,
+    read_manifest,
+    tree,
+)
+from supplychain.artifact.check import foreign_differences
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
 from supplychain.environment.verify import verify_environment
 from supplychain.errors import REFUSED_INTEGRITY, REFUSED_POLICY, UNDECIDED, USAGE, SecureTrainError
 from supplychain.plan import FILE, Input, Plan
 from supplychain.policy import Policy
-from supplychain.trust import revocations
+from supplychain.trust import bundle, revocations
 from supplychain.trust.roots import Signatory, Trust, subject_of
 from supplychain.trust.verify import SignedArtifact, verify_artifact, verify_statement
 
@@ -112,6 +121,40 @@ def verify_folder(path: Path, checker: Checker) -> Node:
     if (path / FILE).is_file():
         return verify_run(path, checker)
     return _artifact(Node(str(path)), path, None, checker)
+
+
+def verify_foreign(path: Path, signature: Path, checker: Checker) -> Node:
+    """A folder that another tool signed by OMS: the signer, and every byte of every file. Such a signature
+    says nothing about sizes, modes and kinds, and makes no artifact of the folder.
+    """
+    node = Node(str(path))
+
+    def check() -> str:
+        if checker.policy is not None:
+            raise SecureTrainError(
+                "ST-U03",
+                "a policy speaks of artifacts, and another tool's signature makes none",
+                where=str(signature),
+                next_step="name the signer: --key, or --identity",
+            )
+        data = tree.read_file(signature.parent, signature.name, limit=bundle.MAX_BUNDLE, code="ST-S03")
+        where = str(signature)
+        verified = verify_statement(
+            data, checker.trust, ANYONE, oms.PREDICATE_TYPE, subject=None, where=where
+        )
+        files = oms.foreign_files(verified.statement, where=where)
+        inside = signature.relative_to(path).as_posix() if signature.is_relative_to(path) else None
+        for error in foreign_differences(path, files, inside, progress=checker.progress):
+            _fail(node, error)
+        return f"{len(files)} files, signed by {verified.signer.name} ({subject_of(verified.signer)})"
+
+    try:
+        node.note = check()
+    except FileNotFoundError:
+        _fail(node, SecureTrainError("ST-U01", "there is no such signature", where=str(signature)))
+    except SecureTrainError as error:
+        _fail(node, error)
+    return node
 
 
 def verify_run(path: Path, checker: Checker) -> Node:

@@ -59,6 +59,32 @@ def differences(
     return sorted(unique.values(), key=lambda error: (error.where or "", error.code))
 
 
+def foreign_differences(
+    root: Path, files: dict[str, str], signature: str | None, *, progress: Progress | None = None
+) -> list[SecureTrainError]:
+    """All differences between the folder and another tool's list (sha256 by path), every byte hashed. Beside
+    the listed files only `signature`, the path of the list's own file, may lie there.
+    """
+    present, problems = tree.survey(root)
+    found = [_not_signable(problem) for problem in problems]
+    known = [file for file in present if file.path in files]
+    extra = [file for file in present if file.path not in files and file.path != signature]
+    found += [_extra(root, file) for file in extra]
+    gone = sorted(set(files) - {file.path for file in known})
+    found += [missing(root, FileEntry(path, 0, 0o644, files[path], None)) for path in gone]
+
+    def hash_all(group: Sequence[tree.TreeFile], report: Progress) -> list[SecureTrainError]:
+        errors: list[SecureTrainError] = []
+        with tree.Reader(root) as reader:
+            for file in group:
+                entry = FileEntry(file.path, file.size, file.mode, files[file.path], None)
+                errors += _check(root, reader, entry, lambda file: None, report)
+        return errors
+
+    found += digest.in_groups(hash_all, known, progress)
+    return sorted(found, key=lambda error: (error.where or "", error.code))
+
+
 def _not_signable(problem: SecureTrainError) -> SecureTrainError:
     """Something that no artifact may hold was not there when it was signed."""
     if problem.code != "ST-U06":
@@ -94,17 +120,18 @@ def _unexpected(root: Path, manifest: Manifest, present: dict[str, tree.TreeFile
         | {f"{BLOCKS}/{file.path}" for file in manifest.files if file.has_block_file}
     )
     extra = [path for path in present if path not in explained and not _is_bundle(path)]
-    return [
-        SecureTrainError(
-            "ST-A05",
-            "a file is not covered by the signature",
-            where=str(root / path),
-            expected="no such file",
-            found=f"{present[path].size} bytes",
-            next_step="move it away, or sign the artifact again if it belongs there",
-        )
-        for path in extra
-    ]
+    return [_extra(root, present[path]) for path in extra]
+
+
+def _extra(root: Path, file: tree.TreeFile) -> SecureTrainError:
+    return SecureTrainError(
+        "ST-A05",
+        "a file is not covered by the signature",
+        where=str(root / file.path),
+        expected="no such file",
+        found=f"{file.size} bytes",
+        next_step="move it away, or sign the artifact again if it belongs there",
+    )
 
 
 def _is_bundle(path: str) -> bool:

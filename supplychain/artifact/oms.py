@@ -23,6 +23,7 @@ from supplychain.errors import SecureTrainError
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 _RESOURCE = re.compile(r'\{"algorithm":"sha256","digest":"([0-9a-f]{64})","name":("(?:[^"\\]|\\.)*")\}')
+_HEX = re.compile(r"[0-9a-f]{64}")
 _text = json.encoder.encode_basestring
 _SERIALIZATION = {
     "method": "files",
@@ -116,6 +117,39 @@ def signed_files(statement: dict[str, Any], *, where: str) -> dict[str, str]:
     if not consistent:
         raise _refuse("the signature's list of files contradicts itself", where)
     return signed
+
+
+def foreign_files(statement: dict[str, Any], *, where: str) -> dict[str, str]:
+    """The files that another tool's OMS statement covers: sha256 (hex) by path. ST-S04 unless it lists plain
+    files by sha256 and its subject agrees with the list. Paths that it ignores mean nothing here: whoever
+    compares the folder finds what lies there uncovered.
+    """
+    try:
+        predicate = statement["predicate"]
+        kinds = {name: predicate["serialization"][name] for name in ("method", "hash_type", "allow_symlinks")}
+        resources = predicate["resources"]
+        files = {item["name"]: item["digest"] for item in resources}
+        wanted = {name: _SERIALIZATION[name] for name in kinds}
+        if kinds != wanted:
+            raise _refuse(
+                "the signature lists its files in a way that is not accepted", where, str(wanted), str(kinds)
+            )
+        names = [name if isinstance(name, str) else "" for name in files]
+        consistent = (
+            bool(files)
+            and len(files) == len(resources)
+            and all(item["algorithm"] == "sha256" for item in resources)
+            and all(_HEX.fullmatch(value) for value in files.values())
+            and not any(map(tree.path_problem, names))
+            and tree.collision(names) is None
+            and [subject["digest"] for subject in statement["subject"]]
+            == [{"sha256": _subject_digest(files[name] for name in sorted(files))}]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _refuse("the signature's list of files is malformed", where) from None
+    if not consistent:
+        raise _refuse("the signature's list of files contradicts itself, or leaves the folder", where)
+    return files
 
 
 def check_manifest_digest(signed: dict[str, str], found: str, *, where: str) -> None:

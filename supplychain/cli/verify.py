@@ -38,6 +38,12 @@ from supplychain.trust.roots import Identity, Instance, Signatory
     metavar="FILE",
     help="The trusted_root.json of the Sigstore instance; nothing is fetched, and no cache is read.",
 )
+@click.option(
+    "--signature",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Check the one folder by this signature of another tool (OpenSSF Model Signing), such as model.sig.",
+)
 @click.option("--paranoid", is_flag=True, help="Compare the sha256 of large files as well as their blocks.")
 @options.json_option
 def command(
@@ -48,6 +54,7 @@ def command(
     identity: str | None,
     issuer: str | None,
     trusted_root: Path | None,
+    signature: Path | None,
     paranoid: bool,
     as_json: bool,
 ) -> int:
@@ -62,7 +69,12 @@ def command(
         named.append(_identity(identity, issuer, trusted_root))
     with console.progress("hashing") as progress:
         checker = _checker(policy, pin, named, progress, paranoid)
-        trees = [lineage.verify_folder(path.absolute(), checker) for path in paths]
+        if signature is not None:
+            if len(paths) != 1:
+                raise click.UsageError("--signature belongs to one folder.")
+            trees = [lineage.verify_foreign(paths[0].absolute(), signature.absolute(), checker)]
+        else:
+            trees = [lineage.verify_folder(path.absolute(), checker) for path in paths]
     for tree in trees:
         show_tree(console, tree)
     code = max((tree.exit_code for tree in trees), key=lambda value: (value == 3, value == 4, value))

@@ -55,6 +55,20 @@ def sign(root: Path, bundle: Path, private_key: Path) -> None:
     config.sign(root, bundle)
 
 
+def sign_certificate(root: Path, bundle: Path, key: Path, certificate: Path, chain: list[Path]) -> None:
+    config = signing.Config()  # type: ignore[no-untyped-call]  # as above
+    config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
+    config.set_hashing_config(_hashing([bundle], ignore_git_paths=True))
+    config.sign(root, bundle)
+
+
+def sign_identity(root: Path, bundle: Path, token: str, trust_config: Path) -> None:
+    config = signing.Config()  # type: ignore[no-untyped-call]  # as above
+    config.use_sigstore_signer(identity_token=token, trust_config=trust_config)
+    config.set_hashing_config(_hashing([bundle], ignore_git_paths=True))
+    config.sign(root, bundle)
+
+
 def _hashing(ignored: list[Path], *, ignore_git_paths: bool) -> hashing.Config:
     config = hashing.Config()  # type: ignore[no-untyped-call]  # as above
     return config.set_ignored_paths(paths=ignored, ignore_git_paths=ignore_git_paths)
