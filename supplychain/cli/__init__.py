@@ -11,7 +11,6 @@ import importlib
 import os
 import sys
 import traceback
-from importlib import metadata
 from typing import Any
 
 import click
@@ -122,4 +121,6 @@ def _verb(arguments: list[str]) -> str:
 
 
 def version() -> str:
+    from importlib import metadata  # late: it costs as much as everything else of --help
+
     return metadata.version("secure-train")

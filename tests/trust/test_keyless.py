@@ -335,3 +335,14 @@ def test_the_bundle_is_read_by_the_reference_client(sigstore: LocalSigstore) -> 
     expected = policy.Identity(identity=ROBOT, issuer=sigstore.issuer)
     kind, payload = verifier.verify_dsse(Reference.from_json(made.data), expected)
     assert (kind, payload) == (bundle.PAYLOAD_TYPE, PAYLOAD)
+
+
+def test_verifying_an_artifact_by_a_named_key_loads_no_gate() -> None:
+    """It is asked for often and answers at once: no policy, no run, no BOM."""
+    code = (
+        "import sys\nimport supplychain.cli.verify\n"
+        "late = {'pydantic', 'supplychain.gate', 'supplychain.policy', 'supplychain.runbom', 'sbom', 'tuf'}\n"
+        "print(sorted(late & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
