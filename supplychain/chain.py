@@ -10,6 +10,7 @@ RUN/statements/checkpoint-STEP.sigstore.json, the checkpoints themselves in RUN/
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ from supplychain.trust.verify import VerifiedStatement, verify_statement
 
 CHECKPOINTS = "checkpoints"
 STATEMENTS = "statements"
-_STEP = re.compile(r"step-(\d{8,})")
-_STATEMENT = re.compile(r"checkpoint-(\d{8,})\.sigstore\.json")
+_STEP = re.compile(r"step-([0-9]{8,18})")
+_STATEMENT = re.compile(r"checkpoint-([0-9]{8,18})\.sigstore\.json")
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,32 @@ def step_name(step: int) -> str:
 
 
 def checkpoint_folders(run: Path) -> list[tuple[int, Path]]:
-    """Finished checkpoints of a run by step. Folders of other names, such as a save in progress, are not
-    looked at.
+    """Finished checkpoints of a run by step: real folders under their exact names. Ranks can write here, so
+    links do not count.
     """
     folder = run / CHECKPOINTS
-    found = (
-        [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        found = [
+            (int(match[1]), folder / entry.name)
+            for entry in entries
+            if (match := _STEP.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+        ]
+    return sorted((step, path) for step, path in found if path.name == step_name(step))
+
+
+def strangers(run: Path) -> list[Path]:
+    """What lies among the checkpoints and is none: look-alike names, links. Saves in progress begin with a
+    dot.
+    """
+    folder = run / CHECKPOINTS
+    known = {path for _, path in checkpoint_folders(run)}
+    return (
+        sorted(path for path in folder.iterdir() if path not in known and not path.name.startswith("."))
         if folder.is_dir()
         else []
     )
-    return sorted(found)
 
 
 def append(

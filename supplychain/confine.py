@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 # System calls: the same numbers on every architecture of Linux.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
@@ -27,6 +27,7 @@ _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _ALL_ABI_1 = (1 << 13) - 1  # every access to files that the first version knows
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since ABI 2 and 3
+_SCOPE_SIGNAL = 1 << 1  # since ABI 6: no signals to processes outside the fence
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _ON_FILES = (
     _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
@@ -40,13 +41,29 @@ def landlock_abi() -> int:
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
+def adopt_orphans() -> None:
+    """From now on, descendants that lose their parent become children of this process, so that none escapes
+    it.
+    """
+    if sys.platform == "linux":
+        _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def hide_memory() -> None:
+    """Other processes of this user can no longer read this one's memory, open files and variables: it holds a
+    key.
+    """
+    if sys.platform == "linux":
+        _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def fence(read: Sequence[Path], write: Sequence[Path]) -> None:
     """From now on this process and its children reach only these paths, and all below them. Paths that do not
     exist are left out. OSError.
     """
     abi = landlock_abi()
     handled = _ALL_ABI_1 | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
-    attributes = struct.pack("=Q", handled)
+    attributes = struct.pack("=QQQ", handled, 0, _SCOPE_SIGNAL) if abi >= 6 else struct.pack("=Q", handled)
     ruleset = _call(
         _CREATE_RULESET, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0
     )

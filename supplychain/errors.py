@@ -495,7 +495,7 @@ CODES: dict[str, Code] = {
 }
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Foreign text (a file's name, a field of a bundle) in one line: it neither steers the terminal nor
     forges a line of the message.
     """
@@ -522,13 +522,13 @@ class SecureTrainError(Exception):
         found: str | None = None,
         next_step: str | None = None,
     ) -> None:
-        super().__init__(_printable(what))
+        super().__init__(printable(what))
         self.code = code
-        self.what = _printable(what)
-        self.where = where and _printable(where)
-        self.expected = expected and _printable(expected)
-        self.found = found and _printable(found)
-        self.next_step = next_step and _printable(next_step)
+        self.what = printable(what)
+        self.where = where and printable(where)
+        self.expected = expected and printable(expected)
+        self.found = found and printable(found)
+        self.next_step = next_step and printable(next_step)
         self.exit_code = CODES[code].exit_code if code in CODES else BUG
 
     @staticmethod

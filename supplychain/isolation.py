@@ -12,9 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from supplychain import confine
 
 # Variables that a job may need and that cannot make Python or the loader run other code.
 _ALLOWED = (
@@ -33,6 +36,40 @@ _ALLOWED = (
     "NCCL_IB_HCA",
     "NCCL_DEBUG",
     "NO_COLOR",
+)
+# What a program needs of the system: libraries, compilers, name lookups; /proc and /sys tell cores and GPUs.
+# Not all of /etc, not /run: other programs keep secrets there.
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys")
+_ETC = (
+    "alternatives",
+    "group",
+    "host.conf",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "libibverbs.d",
+    "localtime",
+    "nccl.conf",
+    "nsswitch.conf",
+    "os-release",
+    "passwd",
+    "resolv.conf",
+    "services",
+    "timezone",
+)
+_DEVICES = (
+    "null",
+    "zero",
+    "full",
+    "random",
+    "urandom",
+    "shm",
+    "infiniband",
+    "nvidia*",
+    "nvidia-caps",
+    "dri",
+    "kfd",
 )
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where the system's C++ compiler is
 
@@ -109,3 +146,26 @@ def environment(scratch: Scratch, outer: Mapping[str, str] = os.environ) -> dict
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "true",
     }
+
+
+def fence(
+    prefix: Path,
+    scratch: Scratch,
+    *,
+    level: str,
+    editable: str | None = None,
+    read: Sequence[Path] = (),
+    write: Sequence[Path] = (),
+) -> list[str]:
+    """argv to put before a command of the environment: it will reach only the environment, the system, `read`
+    and `write`.
+
+    `level` is the policy's: auto, required or off. Whatever it is, the command ends when this process does.
+    """
+    devices = [path for name in _DEVICES for path in Path("/dev").glob(name)]
+    system = [*map(Path, _SYSTEM), *(Path("/etc") / name for name in _ETC)]
+    readable = [*system, prefix, base_prefix(prefix), *([Path(editable)] if editable else []), *read]
+    options = [item for path in readable for item in ("--read", str(path))]
+    options += [item for path in [*devices, scratch.folder, *write] for item in ("--write", str(path))]
+    program = [sys.executable, "-I", "-S", "-B", confine.__file__]
+    return [*program, *options, "--level", level, "--launcher", str(os.getpid()), "--"]

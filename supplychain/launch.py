@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from supplychain import chain, statement
-from supplychain.artifact import parse_json, write_durably
+from supplychain.artifact import parse_json, tree, write_durably
 from supplychain.chain import Link
 from supplychain.errors import BUG, UNSIGNED, SecureTrainError
 from supplychain.isolation import Scratch
@@ -34,6 +34,7 @@ from supplychain.trust.signers import Signer
 RESULT = "result.json"
 RESULT_SCHEMA = "urn:secure-train:result:v1"
 PROVENANCE = f"{chain.STATEMENTS}/provenance.sigstore.json"
+MAX_REPORT = 1 << 20  # bytes
 POLL = 0.2  # seconds between looks at the ranks and the checkpoints
 
 
@@ -222,13 +223,15 @@ def _read_outcome(run: Path, ranks: Ranks, result: Result) -> None:
         result.signal, result.exit_code, result.status = ranks.signal.name, 128 + ranks.signal, "stopped"
     report = run / REPORT
     try:
-        if (report / "outcome.json").is_file():
-            _take_outcome(
-                parse_json((report / "outcome.json").read_bytes(), what="outcome.json"), ranks, result
-            )
+        if (report / "outcome.json").exists():
+            _take_outcome(_read_report(report, "outcome.json"), ranks, result)
         elif not ranks.signal:
-            failures = sorted(report.glob("rank-*.json"))
-            error = _reported(failures[0]) if failures else _unexplained(ranks)
+            failures = sorted(path.name for path in report.glob("rank-*.json"))
+            error = (
+                SecureTrainError.reported(_read_report(report, failures[0]))
+                if failures
+                else _unexplained(ranks)
+            )
             result.error, result.exit_code = error.as_dict(), error.exit_code
     except SecureTrainError as error:
         result.error, result.status, result.exit_code = error.as_dict(), "failed", BUG
@@ -252,9 +255,18 @@ def _take_outcome(found: Any, ranks: Ranks, result: Result) -> None:
         ) from None
 
 
-def _reported(path: Path) -> SecureTrainError:
-    report = parse_json(path.read_bytes(), what=f"the failure report {path}")
-    return SecureTrainError.reported(report if isinstance(report, dict) else {})
+def _read_report(folder: Path, name: str) -> dict[str, Any]:
+    """A document that a rank left: no link is followed, and it is small."""
+    try:
+        data = tree.read_file(folder, name, limit=MAX_REPORT, code="ST-R07")
+    except FileNotFoundError:
+        raise SecureTrainError(
+            "ST-R07", "a report of the ranks disappeared", where=str(folder / name)
+        ) from None
+    document = parse_json(data, what=name, code="ST-R07")
+    if not isinstance(document, dict):
+        raise SecureTrainError("ST-R07", "a report of the ranks is no object", where=str(folder / name))
+    return document
 
 
 def _unexplained(ranks: Ranks) -> SecureTrainError:

@@ -1,8 +1,9 @@
 """The processes of one segment: torchrun and its ranks, confined, and the signals that pass to them.
 
 They run in a session of their own, so that Ctrl-C in the terminal reaches the launcher alone, which passes it
-on once. Nothing outlives `close`. What ranks print lies in RUN/logs/segment-K; the first rank's stderr is
-also shown.
+on once. Nothing that they start outlives the segment: this process adopts what loses its parent. What ranks
+print lies in RUN/logs/segment-K; the first rank's stderr is also shown. Those files, like all that ranks can
+write, are foreign: links are not followed, sizes are bounded, and what does not print is escaped.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from supplychain import chain, confine, isolation
+from supplychain.artifact import tree
+from supplychain.artifact.digest import read_exactly
+from supplychain.errors import SecureTrainError, printable
 from supplychain.isolation import Scratch
 from supplychain.plan import FILE, Plan
 
@@ -28,11 +31,8 @@ _TORCHRUN = "torch.distributed.run"
 REPORT = "report"  # where ranks leave outcome.json and rank-K.json
 METRICS = "metrics.jsonl"
 GRACE = 10.0  # seconds that processes get to end after torchrun has
-LOOK_EVERY = 1.0  # seconds between looks at the process tree
-# What a program needs of the system: its libraries, compilers, devices. Programs look at /proc and /sys for
-# cores and GPUs.
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/proc", "/sys", "/run")
-_DEVICES = ("/dev",)
+SHOWN_AT_ONCE = 1 << 16  # bytes of a rank's output that are read in one look
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ranks:
@@ -44,8 +44,7 @@ class Ranks:
         self.logs = run / LOGS / f"segment-{plan.segment}"
         self._scratch = scratch
         self._signals: list[int] = []
-        self._known: set[int] = set()
-        self._looked = 0.0
+        self._others: set[int] = set()  # children that this process had before
         self._tail = _Tail(self.logs, say)
 
     def __enter__(self) -> Ranks:
@@ -54,12 +53,12 @@ class Ranks:
             folder.mkdir(parents=True)
         (self.run / chain.CHECKPOINTS).mkdir(exist_ok=True)
         (self.run / METRICS).touch()
-        self._handlers = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        confine.adopt_orphans()
+        self._others = set(descendants(os.getpid()))
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         with open(self.logs / "torchrun.log", "wb") as log:
             self.process = subprocess.Popen(
-                [*self._fence(), "--", *self._torchrun()],
+                [*self._fence(), *self._torchrun()],
                 env=isolation.environment(self._scratch),
                 cwd=self._scratch.folder,
                 stdin=subprocess.DEVNULL,
@@ -71,26 +70,17 @@ class Ranks:
         return self
 
     def _fence(self) -> list[str]:
-        """The program that confines itself and then becomes torchrun: it reads verified inputs and the
-        system, and writes results.
+        """Verified inputs and the run can be read, results written; the statements and the key are out of
+        reach.
         """
-        environment = Path(self.plan.environment["prefix"])
-        editable = self.plan.environment["editable"]
-        read = [
-            *map(Path, _SYSTEM),
-            environment,
-            isolation.base_prefix(environment),
-            self.run,
-            *([Path(editable)] if editable else []),
-        ]
-        read += [Path(item.path) for item in self.plan.inputs]
-        results = [self.run / name for name in (chain.CHECKPOINTS, REPORT, METRICS)]
-        write = [*map(Path, _DEVICES), self._scratch.folder, self.logs, *results]
-        options = [item for path in read for item in ("--read", str(path))] + [
-            item for path in write for item in ("--write", str(path))
-        ]
-        program = [sys.executable, "-I", "-S", "-B", confine.__file__]
-        return [*program, *options, "--level", self.plan.launch["isolation"], "--launcher", str(os.getpid())]
+        return isolation.fence(
+            Path(self.plan.environment["prefix"]),
+            self._scratch,
+            level=self.plan.launch["isolation"],
+            editable=self.plan.environment["editable"],
+            read=[self.run, *(Path(item.path) for item in self.plan.inputs)],
+            write=[self.logs, *(self.run / name for name in (chain.CHECKPOINTS, REPORT, METRICS))],
+        )
 
     def _torchrun(self) -> list[str]:
         prefix = Path(self.plan.environment["prefix"])
@@ -114,11 +104,6 @@ class Ranks:
     def running(self) -> bool:
         """One look: show new output, pass on signals. False once torchrun has ended."""
         self._tail.show()
-        if time.monotonic() - self._looked > LOOK_EVERY:
-            self._looked = time.monotonic()
-            self._known |= descendants(
-                self.process.pid
-            ).keys()  # remembered: if torchrun is killed, its children lose their parent
         if self._signals and self.signal is None:
             self._stop()
         elif len(self._signals) > 1:
@@ -131,10 +116,8 @@ class Ranks:
         """Ask the ranks, and them alone, to save and end: torchrun would give them 30 seconds."""
         self.signal = signal.Signals(self._signals[0])
         plan = f"-m trainer {self.run / FILE}"
-        below = descendants(
-            self.process.pid
-        )  # torchrun itself is the parent of these; its command line holds theirs
-        ranks = [pid for pid, line in below.items() if plan in line and _TORCHRUN not in line]
+        # torchrun is the parent of the ranks, and its command line holds theirs.
+        ranks = [pid for pid, line in self._ours().items() if plan in line and _TORCHRUN not in line]
         if not ranks:
             self.say(f"{self.signal.name}: training had not begun; stopped")
             self._kill()
@@ -143,38 +126,30 @@ class Ranks:
         for pid in ranks:
             _signal(pid, signal.SIGTERM)
 
+    def _ours(self) -> dict[int, str]:
+        """Every living process that this segment started, orphans included."""
+        return {pid: line for pid, line in descendants(os.getpid()).items() if pid not in self._others}
+
     def _kill(self) -> None:
-        for pid in {self.process.pid, *self._known, *descendants(self.process.pid)}:
-            _signal(pid, signal.SIGKILL)
+        """Until none is left: a process may start another while it is looked for."""
+        while ours := self._ours():
+            for pid in ours:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def __exit__(self, *error: object) -> None:
-        self._known |= descendants(self.process.pid).keys()
         if self.process.poll() is None:
             self._kill()
         self.process.wait()
-        self._end_all()
+        deadline = time.monotonic() + GRACE
+        while self._ours() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._kill()
+        _reap()
         self._tail.show()
+        self._tail.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-    def _end_all(self) -> None:
-        """Wait a little for what torchrun left running, then kill it. Only processes that still carry our
-        scratch folder are ours.
-        """
-        deadline = time.monotonic() + GRACE
-        while (alive := [pid for pid in self._known if self._is_ours(pid)]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for pid in alive:
-            _signal(pid, signal.SIGKILL)
-
-    def _is_ours(self, pid: int) -> bool:
-        """Alive, and started by this launch: process identifiers are used again."""
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-            return str(self._scratch.folder).encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
 
 
 class _Tail:
@@ -183,29 +158,56 @@ class _Tail:
     def __init__(self, logs: Path, say: Say) -> None:
         self._logs, self._say = logs, say
         self._position = 0
-        self._path: Path | None = None
+        self._descriptor = -1
 
     def show(self) -> None:
-        self._path = self._path or next(self._logs.glob("*/attempt_0/0/stderr.log"), None)
-        if self._path is None:
+        if self._descriptor < 0:
+            self._descriptor = _open_log(self._logs, "*/attempt_0/0/stderr.log")
+        if self._descriptor < 0:
             return
-        with open(self._path, "rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._position += end
-        for line in data[:end].decode(errors="replace").splitlines():
-            self._say(line)
+        while data := read_exactly(self._descriptor, self._position, SHOWN_AT_ONCE):
+            end = data.rfind(b"\n") + 1 or (len(data) if len(data) == SHOWN_AT_ONCE else 0)
+            self._position += end
+            for line in data[:end].decode(errors="replace").splitlines():
+                self._say(printable(line))
+            if len(data) < SHOWN_AT_ONCE:
+                return
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def last_words(logs: Path) -> str:
     """The end of what a rank wrote last to its stderr, else of torchrun's own log."""
-    files = [
-        path
-        for path in [*logs.glob("*/attempt_0/*/stderr.log"), logs / "torchrun.log"]
-        if path.is_file() and path.stat().st_size
-    ]
-    return "" if not files else files[0].read_text(errors="replace").strip()[-1500:]
+    for pattern in ("*/attempt_0/*/stderr.log", "torchrun.log"):
+        descriptor = _open_log(logs, pattern)
+        if descriptor < 0:
+            continue
+        try:
+            size = os.fstat(descriptor).st_size
+            text = read_exactly(descriptor, max(0, size - 1500), 1500).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+        if text:
+            return text
+    return ""
+
+
+def _open_log(logs: Path, pattern: str) -> int:
+    """The first file of this name, opened without following links; -1 if there is none that may be read."""
+    for path in sorted(logs.glob(pattern)):
+        with contextlib.suppress(OSError, SecureTrainError):
+            return tree.open_file(logs, str(path.relative_to(logs)))
+    return -1
+
+
+def _reap() -> None:
+    """Collect adopted processes that have ended; torchrun itself has been waited for."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def descendants(pid: int) -> dict[int, str]:

@@ -238,7 +238,7 @@ class _Check:
             SecureTrainError(
                 code,
                 what,
-                where=_printable(str(self.prefix / path)),
+                where=printable(str(self.prefix / path)),
                 expected=expected,
                 found=found,
                 next_step=_REBUILD,
@@ -481,7 +481,7 @@ class _Check:
                     "ST-E04",
                     "a RECORD claims a file outside the environment",
                     record,
-                    found=_printable(row[0][:200]),
+                    found=printable(row[0][:200]),
                 )
                 continue
             sha256 = _hex(row[1])
@@ -573,7 +573,7 @@ class _Check:
                 SecureTrainError(
                     "ST-E09",
                     f"the Python under the environment is not as it was ({len(changed)} files differ)",
-                    where=_printable(first),
+                    where=printable(first),
                     expected=f"sha256:{recorded[first]}" if first in recorded else "no such file",
                     found=f"{state}: sha256:{now[first]}" if first in now else "missing",
                     next_step="after an update of Python build the environment again: secure-train env build",
@@ -692,7 +692,7 @@ def _hex(stated: str) -> str:
         return ""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """A name for a message: what a terminal might obey is written as an escape."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
