@@ -509,7 +509,15 @@ def install_project(home: Home, name: str, wheel: dict[str, str], options: argpa
             str(Path(wheel["path"]).parent),
         ]
         run_pip([*command, "--force-reinstall", "-r", str(requirement)], "secure-train itself", quiet=True)
+    isolate_program(target / "bin" / "secure-train")
     home.set_stamp(name + "-project", {"sha256": wheel["sha256"] + str(options.editable)})
+
+
+def isolate_program(program: Path) -> None:
+    """Let our program start Python with -I: PYTHONPATH must not bring code to where a key is used."""
+    first, _, rest = program.read_text().partition("\n")
+    if first.startswith("#!/") and " " not in first and len(first) < 120:  # else it is a shell's work, and left alone
+        program.write_text(first + " -I\n" + rest)
 
 
 # --- the environments ---------------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ class Request:
         """For the plan, and for the decision's subject."""
         return {
             "policy": str(self.policy),
-            "policy_pin": self.policy_pin,
             "environment": str(self.environment),
             "lock": str(self.lock) if self.lock else None,
             "dataset": str(self.dataset),
@@ -240,7 +239,7 @@ def decide(
         else None
     )
     former, checkpoint = _resume(gate, trusted, resume)
-    config = _config(gate, facts, dataset, former)
+    config = _config(gate, trusted, facts, dataset, former)
     _reads(gate, trusted)
     _isolation(gate, trusted)
     plan = None
@@ -375,13 +374,17 @@ def _resume(
 
 
 def _config(
-    gate: _Gate, facts: EnvironmentFacts | None, dataset: Input | None, former: Plan | None
+    gate: _Gate,
+    trusted: Policy | None,
+    facts: EnvironmentFacts | None,
+    dataset: Input | None,
+    former: Plan | None,
 ) -> dict[str, Any] | None:
     """The resolved configuration, from the trainer itself. A resumed run must keep the one that it began
     with.
     """
     request = gate.request
-    if facts is None or dataset is None:
+    if trusted is None or facts is None or dataset is None:
         gate.skip(["config"], "trainer", "the environment or the dataset is not verified")
         return None
 
@@ -389,7 +392,7 @@ def _config(
         vocabulary = _vocabulary(dataset)
         arguments = [*request.config, "--device", request.device, "--world-size", str(request.processes)]
         config, reasons = trainer_config(
-            request.environment, request.run / ".private" / "config", [*arguments, *vocabulary]
+            request, facts, trusted.document.run.isolation, [*arguments, *vocabulary]
         )
         if former and config != former.document["config"]:
             raise SecureTrainError(
@@ -425,14 +428,17 @@ def _vocabulary(dataset: Input) -> list[str]:
 
 
 def trainer_config(
-    prefix: Path, scratch_folder: Path, arguments: Sequence[str]
+    request: Request, facts: EnvironmentFacts, level: str, arguments: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """Run `python -m trainer config` in a verified environment: (configuration, what was decided and why).
-
-    ST-U07 passes the trainer's own refusal on.
+    """Run `python -m trainer config` in the verified environment, confined like the ranks: (configuration,
+    what was decided and why). ST-U07 passes the trainer's own refusal on.
     """
-    scratch = Scratch.create(scratch_folder)
-    command = isolation.command(prefix, scratch, "trainer", ["config", *arguments])
+    prefix = request.environment
+    scratch = Scratch.create(request.run / ".private" / "config")
+    editable = facts.code.get("editable")
+    files = [Path(value) for value in request.config if value.startswith("/")]
+    command = isolation.fence(prefix, scratch, level=level, editable=editable, read=files)
+    command += isolation.command(prefix, scratch, "trainer", ["config", *arguments])
     try:
         done = subprocess.run(
             command,

@@ -211,6 +211,12 @@ class Document(_Strict):
                 raise ValueError(
                     f"artifacts.{kind} is signed by the role {rule.signed_by!r}, which [roles] does not have"
                 )
+        launcher = self.artifacts.get("checkpoint")
+        if launcher and self.roles[launcher.signed_by].threshold != 1:
+            raise ValueError(
+                f"roles.{launcher.signed_by} signs checkpoints: the launcher does so alone, so its "
+                "threshold must be 1"
+            )
         return self
 
 

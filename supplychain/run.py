@@ -98,7 +98,6 @@ def request_again(run: Path, former: Plan) -> Request:
             run=run,
             run_id=former.run_id,
             policy=Path(asked["policy"]),
-            policy_pin=asked["policy_pin"],
             environment=Path(asked["environment"]),
             lock=Path(asked["lock"]) if asked["lock"] else None,
             dataset=Path(asked["dataset"]),

@@ -170,7 +170,9 @@ def verify_into(
     for error in found:
         fail(node, error)
     signers = ", ".join(f"{item.name} ({subject_of(item)})" for item in signed.signers)
-    node.note = f"{size}, sha256:{signed.manifest.digest[:16]}..., signed by {signers}"
+    node.note = (
+        f"{signed.manifest.kind}, {size}, sha256:{signed.manifest.digest[:16]}..., signed by {signers}"
+    )
     return node
 
 

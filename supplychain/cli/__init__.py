@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -78,7 +80,13 @@ def cli() -> None:
 def main() -> None:
     """The entry point: run a command and exit with its code."""
     as_json = "--json" in sys.argv
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: children are ended, temporary files removed
+        signal.signal(number, _terminated)
     sys.exit(invoke(sys.argv[1:], as_json=as_json))
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def invoke(arguments: list[str], *, as_json: bool = False) -> int:

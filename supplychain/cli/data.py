@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
-from supplychain import gate, isolation, policy
+from supplychain import gate, isolation
+from supplychain import policy as policies
 from supplychain.artifact import parse_json
 from supplychain.cli import options
 from supplychain.cli.output import Console
-from supplychain.environment.verify import find_environment
+from supplychain.environment.verify import EnvironmentFacts, find_environment
 from supplychain.errors import SecureTrainError
 from supplychain.isolation import Scratch
 from supplychain.trust import roots
@@ -84,21 +85,31 @@ def prepare(
     if bool(tokenizer) == bool(train_tokenizer) or bool(train_tokenizer) != bool(tokenizer_out):
         raise click.UsageError("Name a --tokenizer, or --train-tokenizer N with --tokenizer-out DIR.")
     signer = options.signer(key)
-    prefix = _verified(console, environment, options.policy_path(policy), pin)
+    out, tokenizer_out = out.absolute(), tokenizer_out and tokenizer_out.absolute()
+    made = {"dataset": out} | ({"tokenizer": tokenizer_out} if tokenizer_out else {})
+    staged = {kind: _staging(folder) for kind, folder in made.items()}
+    trusted = policies.load(options.policy_path(policy), trusted=roots.policy_keys().list(), pinned=pin)
+    with console.progress("verifying the environment") as progress:
+        facts = gate.require_environment(find_environment(environment), trusted, progress=progress)
+    read = [path.absolute() for path in (*sources, tokenizer) if path]
     arguments = [item for source in sources for item in ("--source", str(source.absolute()))]
     for name, value in (
         ("--corpus", corpus),
-        ("--out", out.absolute()),
+        ("--out", staged["dataset"]),
         ("--tokenizer", tokenizer and tokenizer.absolute()),
         ("--train-tokenizer", train_tokenizer),
-        ("--tokenizer-out", tokenizer_out and tokenizer_out.absolute()),
+        ("--tokenizer-out", staged.get("tokenizer")),
         ("--validation-fraction", validation_fraction),
         ("--workers", workers),
     ):
         arguments += [name, str(value)] if value is not None else []
-    counts = _run(prefix, arguments)
-    made = {"dataset": out} | ({"tokenizer": tokenizer_out} if tokenizer_out else {})
-    manifests = {kind: sign_artifact(folder, kind, signer).digest for kind, folder in made.items()}
+    counts = _run(
+        facts, trusted.document.run.isolation, arguments, read, [path.parent for path in staged.values()]
+    )
+    manifests = {kind: sign_artifact(folder, kind, signer).digest for kind, folder in staged.items()}
+    for kind, folder in made.items():  # only signed artifacts get their final names
+        staged[kind].rename(folder)
+        staged[kind].parent.rmdir()
     for kind, folder in made.items():
         console.text(f"{folder}: {kind}, sha256:{manifests[kind]}, signed by {signer.public.name}")
     console.text(
@@ -108,23 +119,40 @@ def prepare(
     return 0
 
 
-def _verified(console: Console, environment: Path | None, file: Path, pin: str | None) -> Path:
-    """The training environment, after the check that a run would make: its code is about to run."""
-    trusted = policy.load(file, trusted=roots.policy_keys().list(), pinned=pin)
-    with console.progress("verifying the environment") as progress:
-        return gate.require_environment(find_environment(environment), trusted, progress=progress).prefix
+def _staging(final: Path) -> Path:
+    """Where the preparation may write: a folder beside the final name, kept if it is interrupted, so that it
+    can go on. ST-U05.
+    """
+    if final.exists():
+        raise SecureTrainError(
+            "ST-U05", "the folder is there already", where=str(final), next_step="name another one"
+        )
+    folder = final.with_name(f".{final.name}.preparing")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SecureTrainError(
+            "ST-U04", f"the folder cannot be written: {error.strerror}", where=str(folder)
+        ) from None
+    return folder / final.name
 
 
-def _run(prefix: Path, arguments: list[str]) -> dict[str, object]:
-    """Run the preparation in the environment; progress goes to stderr, its error is passed on whole."""
+def _run(
+    facts: EnvironmentFacts, level: str, arguments: list[str], read: list[Path], write: list[Path]
+) -> dict[str, object]:
+    """Run the preparation in the environment, confined; progress goes to stderr, its error is passed on
+    whole.
+    """
     with tempfile.TemporaryDirectory(prefix="secure-train-") as folder:
         scratch = Scratch.create(Path(folder) / "scratch")
-        failure = Path(folder) / "failure.json"
-        command = isolation.command(
-            prefix, scratch, "trainer.data.prepare", [*arguments, "--failure", str(failure)]
+        failure = scratch.folder / "failure.json"
+        editable = facts.code.get("editable")
+        fence = isolation.fence(facts.prefix, scratch, level=level, editable=editable, read=read, write=write)
+        program = isolation.command(
+            facts.prefix, scratch, "trainer.data.prepare", [*arguments, "--failure", str(failure)]
         )
         done = subprocess.run(
-            command,
+            [*fence, *program],
             env=isolation.environment(scratch),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

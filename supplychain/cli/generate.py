@@ -46,7 +46,7 @@ def command(
     trusted = _load(file, pin)
     signed = Checker.by_policy(trusted).signed(checkpoint.absolute(), "checkpoint")
     with console.progress("verifying the environment") as progress:
-        prefix = gate.require_environment(find_environment(environment), trusted, progress=progress).prefix
+        facts = gate.require_environment(find_environment(environment), trusted, progress=progress)
     arguments = [
         "generate",
         "--checkpoint",
@@ -61,8 +61,15 @@ def command(
     arguments += ["--temperature", str(temperature), "--seed", str(seed)]
     with tempfile.TemporaryDirectory(prefix="secure-train-") as folder:
         scratch = Scratch.create(Path(folder) / "scratch")
+        fence = isolation.fence(
+            facts.prefix,
+            scratch,
+            level=trusted.document.run.isolation,
+            editable=facts.code.get("editable"),
+            read=[signed.root],
+        )
         done = subprocess.run(
-            isolation.command(prefix, scratch, "trainer", arguments),
+            [*fence, *isolation.command(facts.prefix, scratch, "trainer", arguments)],
             env=isolation.environment(scratch),
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -11,6 +11,7 @@ import click
 from supplychain.artifact import SIGNATURES, Manifest, differences, parse_json, read_manifest
 from supplychain.cli.options import json_option
 from supplychain.cli.output import Console
+from supplychain.errors import printable
 from supplychain.plan import FILE, Plan
 from supplychain.trust import bundle, roots
 
@@ -118,7 +119,7 @@ def _claim(parsed: bundle.Bundle, where: str) -> tuple[str, str]:
 def _run(console: Console, folder: Path) -> int:
     plan = Plan.read(folder)
     document = plan.document
-    console.text(f"run {plan.run_id}, segment {plan.segment}, plan sha256:{plan.digest}")
+    console.text(f"run {printable(plan.run_id)}, segment {plan.segment}, plan sha256:{plan.digest}")
     console.text(
         f"  policy {document['policy']['id']} sha256:{document['policy']['sha256'][:16]}...; code "
         f"{document['code']['kind']} sha256:{document['code']['sha256'][:16]}..."

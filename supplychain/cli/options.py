@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from supplychain.errors import SecureTrainError
-from supplychain.trust import roots
-from supplychain.trust.signers import CertificateSigner, LocalSigner, PrivateKey, Signer
+
+if TYPE_CHECKING:  # verbs that sign nothing do without cryptography, half of their start
+    from supplychain.trust.signers import PrivateKey, Signer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +50,9 @@ def signer(name: str | None) -> Signer:
     certificate beside it (NAME.crt) signs as the certificate's holder. Signatures by keys and certificates
     are timestamped by the authority that SECURE_TRAIN_TIMESTAMP names.
     """
+    from supplychain.trust import roots
+    from supplychain.trust.signers import CertificateSigner, LocalSigner
+
     if name is not None and (name == "sigstore" or name.startswith("sigstore:")):
         return _keyless(name.partition(":")[2])
     authority = os.environ.get("SECURE_TRAIN_TIMESTAMP") or None
@@ -65,6 +69,8 @@ def signer(name: str | None) -> Signer:
 
 def private_key(name: str | None) -> PrivateKey:
     """The key that --key names, in a file or a hardware module, or the user's only one."""
+    from supplychain.trust import roots
+
     if name is not None and name.startswith("pkcs11:"):
         from supplychain.trust import hsm  # late: few have one
 

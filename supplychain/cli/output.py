@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from supplychain.artifact.digest import Progress
-from supplychain.errors import SecureTrainError
+from supplychain.errors import SecureTrainError, printable
 
 if TYPE_CHECKING:  # every verb prints, and most need neither the gate nor what it imports
     from supplychain.gate import Decision
@@ -124,7 +124,8 @@ def show_tree(console: Console, node: Node) -> None:
 
 
 def _tree(node: Node, first: str, rest: str) -> Iterator[str]:
-    yield f"{first}{style(node.outcome)} {node.title}" + (f": {node.note}" if node.note else "")
+    note = f": {printable(node.note)}" if node.note else ""
+    yield f"{first}{style(node.outcome)} {printable(node.title)}{note}"
     branch, corner, bar = ("├─ ", "└─ ", "│  ") if _unicode() else ("|- ", "`- ", "|  ")
     for index, child in enumerate(node.children):
         last = index == len(node.children) - 1

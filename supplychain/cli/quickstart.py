@@ -60,6 +60,8 @@ def command(
     tour.chapter("A key, and a policy that trusts it")
     if roots.key_store().has_private(KEY):
         console.say(f"the key {KEY!r} is there already")
+        if KEY not in [key.name for key in roots.policy_keys().list()]:
+            tour.verb("keys", "trust", str(roots.key_store().folder / f"{KEY}.pub"))
     else:
         tour.verb("keys", "new", KEY, "--trust")
     tour.verb("policy", "new", str(policy), "--key", KEY)
@@ -143,6 +145,7 @@ class _Tour:
         name = " ".join(arguments[:2] if arguments[0] in _GROUPS else arguments[:1])
         self.seconds[name] = round(time.monotonic() - begun)
         if code != 0:
+            self._console.answer("quickstart", code, failed=list(arguments))
             raise click.exceptions.Exit(code)
 
 

@@ -133,7 +133,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         if entry.is_dir(follow_symlinks=False):
             if entry.name not in SKIPPED and not entry.name.startswith("config-"):
                 yield from _walk(Path(entry.path))
-        elif entry.is_file() and not entry.name.endswith(".pyc"):
+        elif entry.is_file() or entry.is_dir():  # a link to a folder is a module, and bytecode outside __pycache__ too
             yield Path(entry.path)
 
 
@@ -144,7 +144,7 @@ def hash_files(
 
     def one(path: Path) -> tuple[str, str] | None:
         try:
-            digest = file_sha256(path)
+            digest = f"folder {path.resolve()}" if path.is_dir() else file_sha256(path)
             if progress:
                 progress(path.stat().st_size)
         except OSError:
