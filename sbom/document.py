@@ -48,18 +48,25 @@ def serial_of(document: Document) -> str:
     content = {key: value for key, value in document.items() if key not in _FRAME}
     metadata = content.get("metadata", {})
     content["metadata"] = {key: value for key, value in metadata.items() if key != "timestamp"}
-    return f"urn:uuid:{uuid.uuid5(NAMESPACE, hashlib.sha256(_compact(content)).hexdigest())}"
+    return f"urn:uuid:{uuid.uuid5(NAMESPACE, hashlib.sha256(_compact(content).encode()).hexdigest())}"
 
 
 def dump(document: Document) -> bytes:
-    """The stored form: sorted keys, one space of indentation, UTF-8, a final newline."""
-    return (
-        json.dumps(document, ensure_ascii=False, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
-    )
+    """The stored form: sorted keys, UTF-8, a final newline, and one line for each component, edge and other
+    entry of a list, so that a line-by-line comparison of two documents shows what changed.
+    """
+    lines = []
+    for key, value in sorted(document.items()):
+        if isinstance(value, list):
+            entries = ",\n  ".join(_compact(item) for item in value)
+            lines.append(f" {json.dumps(key)}: [\n  {entries}\n ]" if value else f" {json.dumps(key)}: []")
+        else:
+            lines.append(f" {json.dumps(key)}: {_compact(value)}")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _compact(document: Document) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), sort_keys=True, allow_nan=False)
 
 
 def load(data: bytes, *, where: str) -> Document:

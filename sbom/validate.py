@@ -232,3 +232,15 @@ def require_schema(document: Document, *, where: str) -> None:
             expected=f"CycloneDX {document.get('specVersion')}",
             next_step="secure-train sbom validate shows everything",
         )
+
+
+def require_valid(document: Document, *, where: str) -> None:
+    """What we write ourselves is valid, whatever was in the packages that it describes. ST-M02, ST-M03."""
+    if found := validate(document):
+        raise SbomError(
+            "ST-M02" if found[0].rule == "schema" else "ST-M03",
+            f"the document would not be valid: {found[0].what}",
+            where=f"{where}: {found[0].where}",
+            expected=f"rule {found[0].rule}",
+            next_step="report it, with the package that it is about",
+        )

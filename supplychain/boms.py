@@ -21,7 +21,7 @@ from sbom.environment import Setting, Wheel
 from sbom.errors import SbomError
 from sbom.inventory import Installed, read_inventory
 from sbom.tree import DiskTree
-from sbom.validate import Finding, Pinned, require_schema
+from sbom.validate import Finding, Pinned, require_schema, require_valid
 from supplychain import statement
 from supplychain.artifact import VerifiedArtifact, parse_json, write_durably
 from supplychain.environment.lock import Lock, parse_lock
@@ -187,7 +187,10 @@ def now() -> dt.datetime:
 
 
 def write(document: Document, form: str, output: Path | None) -> bytes:
-    """The stored form of a BOM (json or xml), written under its name if it has one."""
+    """The stored form of a BOM (json or xml), written under its name if it has one, and only if it is
+    valid.
+    """
+    require_valid(document, where=str(output or "document"))
     if form == "xml":
         from sbom.xml import to_xml
 

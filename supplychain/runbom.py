@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbom.card import model_card
 from sbom.dataset import Dataset, Source
-from sbom.document import Document, dump
+from sbom.document import Document
 from sbom.environment import environment_bom
 from sbom.model import Linked, Model, Run, model_bom
 from supplychain import boms, chain
@@ -90,8 +90,7 @@ def _leave(
 
 
 def _store(path: Path, document: Document, subject: str, signer: Signer) -> str:
-    data = dump(document)
-    write_durably(path, data)
+    data = boms.write(document, "json", path)
     boms.attest(document, subject, signer, path)
     return hashlib.sha256(data).hexdigest()
 
