@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ import pytest
 
 from supplychain.artifact import SecureTrainError, build_manifest
 from trainer.data import Batch, Dataset, Description, Loader, Writer
-from trainer.data.pack import pack
-from trainer.data.shards import DESCRIPTION, TOKENIZER, Packed, write_description, write_pieces
+from trainer.data.pack import pack_folder
+from trainer.data.shards import DESCRIPTION, TOKENIZER
 
 SEQ_LEN = 16
 
@@ -67,13 +66,7 @@ def take(loader: Loader, batches: int) -> list[Batch]:
 
 def pack_dataset(root: Path, seq_len: int) -> Path:
     """Add a packing to an unsigned dataset, as the preparation does."""
-    description = Description.parse((root / DESCRIPTION).read_bytes())
-    rows = []
-    for shard in description.shards:
-        pieces = pack(np.fromfile(root / shard.idx, "<u8"), seq_len)
-        write_pieces(root, shard, seq_len, pieces)
-        rows.append(int(pieces[-1, 0]) + 1)
-    write_description(root, replace(description, packings=(Packed(seq_len, tuple(rows)),)))
+    pack_folder(root, Description.parse((root / DESCRIPTION).read_bytes()), seq_len)
     return root
 
 
@@ -82,3 +75,12 @@ def refusal(code: str, call: Callable[[], object]) -> SecureTrainError:
         call()
     assert refused.value.code == code
     return refused.value
+
+
+def rows_of(batches: list[Batch]) -> list[tuple[int, ...]]:
+    """The real tokens of each row."""
+    return [
+        tuple(row[: count + 1].tolist())
+        for batch in batches
+        for row, count in zip(batch.tokens[: batch.real], batch.predicted, strict=False)
+    ]

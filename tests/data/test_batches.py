@@ -8,8 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.support import dataset, first_tokens, pack_dataset, refusal, sign, take, write_dataset
-from trainer.data import IGNORED, Batch, Dataset, Loader, validation_batches
+from tests.data.support import (
+    dataset,
+    first_tokens,
+    pack_dataset,
+    refusal,
+    rows_of,
+    sign,
+    take,
+    write_dataset,
+)
+from trainer.data import IGNORED, Dataset, Loader, validation_batches
 from trainer.data.pack import WINDOW, best_fit, pack
 from trainer.data.shards import END, PIECE, Tokens
 from trainer.data.transform import generator
@@ -131,15 +140,6 @@ def test_packing_goes_over_windows() -> None:
     pieces = pack(ends, 7)
     assert sorted(pieces[:, 1].tolist()) == list(range(0, 3 * len(ends), 3))
     assert np.array_equal(np.unique(pieces[:, 0]), np.arange(pieces[-1, 0] + 1))
-
-
-def rows_of(batches: list[Batch]) -> list[tuple[int, ...]]:
-    """The real tokens of each row."""
-    return [
-        tuple(row[: count + 1].tolist())
-        for batch in batches
-        for row, count in zip(batch.tokens[: batch.real], batch.predicted, strict=False)
-    ]
 
 
 def test_an_epoch_of_rows_has_every_token_once(data: Dataset) -> None:

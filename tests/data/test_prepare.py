@@ -220,7 +220,7 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "damaged gzip": ("a.txt.gz", gzip.compress(b"hello" * 99)[:20] + b"\0" * 30, "a.txt.gz"),
     "gzip with a tail": ("a.txt.gz", gzip.compress(b"hello") + b"tail", "a.txt.gz"),
     "no gzip": ("a.txt.gz", b"hello", "a.txt.gz"),
-    "unknown format": ("a.parquet", b"PAR1", "a.parquet"),
+    "unknown format": ("a.pdf", b"%PDF", "a.pdf"),
 }
 
 

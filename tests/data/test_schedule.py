@@ -35,8 +35,22 @@ def test_an_empty_schedule_is_by_size() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    "web | web= | web=x | web=-1 | web=1.5 | wep=1 | web=1,web=2 | web=1; | web=1; code=1 | :web=1"
-    " | web=1; x: code=1 | web=1,,code=1 | web=99999999999999999999 | web=¹".split(" | "),
+    [
+        "web",
+        "web=",
+        "web=x",
+        "web=-1",
+        "web=1.5",
+        "wep=1",
+        "web=1,web=2",
+        "web=1;",
+        "web=1; code=1",
+        ":web=1",
+        "web=1; x: code=1",
+        "web=1,,code=1",
+        "web=99999999999999999999",
+        "web=¹",
+    ],
 )
 def test_what_is_no_schedule_is_refused(text: str) -> None:
     refusal("ST-D08", lambda: parse_schedule(text, DIGESTS))

@@ -8,11 +8,13 @@ row's documents lie near each other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.shards import Tokens
+from trainer.data.shards import END, Description, Packed, Tokens, write_description, write_pieces
 
 WINDOW = 16384  # documents that are packed together: leaves about 0.02 % of the rows empty
 
@@ -59,6 +61,18 @@ def pack(ends: npt.NDArray[np.uint64] | Tokens, seq_len: int) -> Tokens:
             found += [(count, starts[document] + first, length) for document, first, length in row]
             count += 1
     return np.array(found, np.int64).reshape(-1, 3)
+
+
+def pack_folder(folder: Path, description: Description, seq_len: int) -> Description:
+    """Pack every shard of a dataset that was just written there, beside its tokens."""
+    rows = []
+    for shard in description.shards:
+        pieces = pack(np.fromfile(folder / shard.idx, END), seq_len)
+        write_pieces(folder, shard, seq_len, pieces)
+        rows.append(int(pieces[-1, 0]) + 1)
+    description = replace(description, packings=(Packed(seq_len, tuple(rows)),))
+    write_description(folder, description)
+    return description
 
 
 def windows(ends: npt.NDArray[np.uint64] | Tokens) -> Iterator[tuple[list[int], list[int]]]:

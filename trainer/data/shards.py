@@ -228,11 +228,23 @@ def malformed(
 class Writer:
     """Writes a dataset's shards and description into a folder. A document is never cut: a shard ends before
     the one that would make it longer than `shard_tokens`. The caller makes the folder appear whole.
+
+    With `rows`, what is added are whole rows of that many tokens, laid out for `packing="rows"`: documents,
+    and padding to the end of the row that is marked as unused.
     """
 
-    def __init__(self, folder: Path, *, vocab_size: int, tokenizer: str, shard_tokens: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        vocab_size: int,
+        tokenizer: str | None,
+        shard_tokens: int,
+        rows: int | None = None,
+    ) -> None:
         self._folder = folder
-        self._shard_tokens = shard_tokens
+        self._shard_tokens = max(shard_tokens // rows, 1) * rows if rows else shard_tokens
+        self._rows = rows
         self._description = Description(dtype_of(vocab_size), vocab_size, tokenizer, ())
         self._splits: dict[str, list[_OpenShard]] = {}
 
@@ -240,8 +252,15 @@ class Writer:
     def dtype(self) -> np.dtype[Any]:
         return TYPES[self._description.dtype]
 
-    def add(self, split: str, tokens: npt.NDArray[Any], lengths: Tokens) -> None:
-        """Append documents to a split: their tokens one after another, and the length of each (positive)."""
+    def add(
+        self,
+        split: str,
+        tokens: npt.NDArray[Any],
+        lengths: Tokens,
+        used: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Append documents to a split: their tokens one after another, and the length of each (positive);
+        where the writer has `rows`, also which are `used`, and not padding."""
         shards = self._splits.setdefault(split, [])
         start = document = 0
         ends = np.cumsum(lengths)
@@ -253,6 +272,8 @@ class Writer:
             room = max(self._shard_tokens - shards[-1].tokens, int(lengths[document]))
             after = int(np.searchsorted(ends, start + room, side="right"))
             shards[-1].append(tokens[start : int(ends[after - 1])], ends[document:after] - start)
+            if self._rows and used is not None:
+                shards[-1].note_pieces(lengths[document:after], used[document:after])
             start, document = int(ends[after - 1]), after
 
     def flush(self) -> dict[str, list[list[int]]]:
@@ -290,7 +311,12 @@ class Writer:
                 name = f"shard-{len(shards):05d}"
                 shard.rename(name)
                 shards.append(Shard(name, split, shard.tokens, shard.documents))
+                if self._rows:
+                    write_pieces(self._folder, shards[-1], self._rows, shard.pieces(self._rows))
         description = replace(self._description, shards=tuple(shards))
+        if self._rows:
+            rows = tuple(shard.tokens // self._rows for shard in shards)
+            description = replace(description, packings=(Packed(self._rows, rows),))
         write_description(self._folder, description)
         return description
 
@@ -321,6 +347,7 @@ class _OpenShard:
         self._dtype = dtype
         self.tokens = tokens
         self.documents = documents
+        self._pieces = [np.empty((0, 2), np.int64)]
         self.files = tuple(path.with_name(path.name + suffix) for suffix in (".bin", ".idx"))
         self._bin, self._idx = (
             _open(file, size)
@@ -338,6 +365,16 @@ class _OpenShard:
         self._idx.write((ends + self.tokens).astype(END).tobytes())
         self.tokens += len(tokens)
         self.documents += len(ends)
+
+    def note_pieces(self, lengths: Tokens, used: npt.NDArray[np.bool_]) -> None:
+        """Which of the documents that were just appended are pieces of rows."""
+        firsts = self.tokens - int(lengths.sum()) + np.cumsum(lengths) - lengths
+        self._pieces.append(np.stack([firsts, lengths], axis=1)[used])
+
+    def pieces(self, row: int) -> Tokens:
+        """n x 3: row, first token, tokens."""
+        noted = np.concatenate(self._pieces)
+        return np.column_stack([noted[:, 0] // row, noted])
 
     def flush(self) -> None:
         for file in (self._bin, self._idx):

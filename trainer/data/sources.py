@@ -8,11 +8,16 @@ bounded by the longest document; the digest that is recorded for a file is of th
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import os
+import shutil
+import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,10 +176,129 @@ def _json_lines(stream: BinaryIO, options: Options, where: str) -> Iterator[str]
         yield text
 
 
+def _parquet(stream: BinaryIO, options: Options, where: str) -> Iterator[str]:
+    """The text of each row, in one column."""
+    arrow = extra("pyarrow.parquet", "pyarrow")
+    with _private_copy(stream) as copy, _damage(where):
+        file = arrow.ParquetFile(copy)
+        _check_column(file.schema_arrow, options, where)
+        for batch in file.iter_batches(_ROWS, columns=[options.text_key]):
+            yield from _column(batch.column(0), where)
+
+
+def _arrow(stream: BinaryIO, options: Options, where: str) -> Iterator[str]:
+    """As Parquet; both the file and the stream form of Arrow IPC."""
+    ipc = extra("pyarrow.ipc", "pyarrow")
+    with _private_copy(stream) as copy, _damage(where):
+        if copy.read(len(_ARROW_FILE)) == _ARROW_FILE:
+            file = ipc.open_file(copy)
+            batches = (file.get_batch(number) for number in range(file.num_record_batches))
+        else:
+            copy.seek(0)
+            file = ipc.open_stream(copy)
+            batches = iter(file)
+        _check_column(file.schema, options, where)
+        for batch in batches:
+            yield from _column(batch.column(options.text_key), where)
+
+
+_ARROW_FILE = b"ARROW1"
+_ROWS = 1024  # of a Parquet file, in memory at a time
+
+
+def _check_column(schema: Any, options: Options, where: str) -> None:
+    if options.text_key not in schema.names:
+        _refuse(f"there is no column {options.text_key!r}, but {', '.join(schema.names)[:200]}", where)
+    kind = str(schema.field(options.text_key).type)
+    if kind not in ("string", "large_string", "string_view"):
+        _refuse(f"the column {options.text_key!r} holds {kind[:60]}, not text", where)
+
+
+@contextlib.contextmanager
+def _damage(where: str) -> Iterator[None]:
+    """What the library raises on a broken file, as one error of ours; most of its exceptions are
+    ValueErrors."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        _refuse(f"the file is damaged or cut off ({error!s:.200})", where)
+
+
+def _column(column: Any, where: str) -> Iterator[str]:
+    column.validate(full=True)  # offsets of a hostile file may lead anywhere
+    for text in column:
+        value = text.as_py()
+        if value is None:
+            _refuse("a row has no text", where)
+        yield value
+
+
+def _private_copy(stream: BinaryIO) -> BinaryIO:
+    """The rest of a stream as a file without a name: formats that jump about are hashed as they are copied,
+    and then read from what was hashed."""
+    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # the caller closes it
+    shutil.copyfileobj(stream, copy, _BUFFER)
+    copy.seek(0)
+    return copy
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses; damage is an EOFError, as it is for gzip."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        arrow = extra("pyarrow")
+        self._damage = (arrow.ArrowException, OSError)
+        self._stream = arrow.CompressedInputStream(arrow.PythonFile(_Borrowed(stream), "r"), "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except self._damage as error:
+            raise EOFError(str(error)) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _Borrowed:
+    """A stream that the library may read, and not close when it is done."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.read = stream.read
+
+    def close(self) -> None:
+        pass
+
+
+def extra(module: str, package: str | None = None) -> Any:
+    """An optional package; ST-D17 where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SecureTrainError(
+            "ST-D17",
+            f"this needs the package {package or module}, which is not installed",
+            where=sys.prefix,
+            next_step="build the environment with the extra `data`",
+        ) from None
+
+
 Format = Callable[[BinaryIO, Options, str], Iterator[str]]
-FORMATS: dict[str, Format] = {".txt": _text, ".text": _text, ".md": _text, ".jsonl": _json_lines}
+FORMATS: dict[str, Format] = {
+    ".txt": _text,
+    ".text": _text,
+    ".md": _text,
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+}
 COMPRESSIONS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".gz": lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream)),
+    ".zst": lambda stream: cast(BinaryIO, io.BufferedReader(_Zstandard(stream), _BUFFER)),
 }
 
 
