@@ -407,6 +407,13 @@ CODES: dict[str, Code] = {
         "What was asked for needs a package that is not in this environment. It is an optional extra, so "
         "that environments which do not need it need not trust it.",
     ),
+    "ST-E11": Code(
+        UNDECIDED,
+        "wheels not at hand",
+        "Before an environment is signed, its files are compared with the wheels that the lock names, "
+        "because until then nothing else vouches for them. The wheels are no longer where the build kept "
+        "them.",
+    ),
     # --- runs -----------------------------------------------------------------------------------------------
     "ST-R01": Code(
         REFUSED_INTEGRITY,
@@ -443,8 +450,8 @@ CODES: dict[str, Code] = {
     "ST-M01": Code(
         USAGE,
         "no bill of materials",
-        "The file is not a CycloneDX document in JSON or XML of a version that is supported (1.6 and 1.7), or "
-        "something that one should be made from cannot be read.",
+        "The file is not a CycloneDX document in JSON or XML of a version that is supported (1.6 and 1.7),"
+        " or something that one should be made from cannot be read.",
     ),
     "ST-M02": Code(
         USAGE,
@@ -485,8 +492,8 @@ CODES: dict[str, Code] = {
     "ST-M08": Code(
         UNDECIDED,
         "not checked",
-        "A check that was asked for could not be made here, for want of a program or a file. It is not passed "
-        "over: what was not checked is not accepted.",
+        "A check that was asked for could not be made here, for want of a program or a file. It is not "
+        "passed over: what was not checked is not accepted.",
     ),
     # --- bugs -----------------------------------------------------------------------------------------------
     "ST-B01": Code(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -115,13 +116,31 @@ def verify(environment: Path | None, lock: Path | None, as_json: bool) -> int:
 @command.command()
 @options.env_option
 @_lock
+@click.option(
+    "--wheels",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder with the wheels it was built from; may be repeated [default: where they were kept].",
+)
 @options.key_option
 @options.json_option
-def sign(environment: Path | None, lock: Path | None, key: str | None, as_json: bool) -> int:
-    """Verify the environment, then sign its manifest as a builder."""
+def sign(
+    environment: Path | None, lock: Path | None, wheels: tuple[Path, ...], key: str | None, as_json: bool
+) -> int:
+    """Verify the environment, against its wheels as well, then sign its manifest as a builder.
+
+    Before it is signed, its own description vouches for nothing; the wheels, whose hashes the lock states,
+    do.
+    """
+    from supplychain.environment.origin import default_folders, differences_from_wheels  # brings in installer
+
     console = Console(as_json)
     signer = options.signer(key)
     facts = _facts(console, environment, lock)
+    if not facts.findings:
+        folders = wheels or default_folders(facts.prefix)
+        facts = replace(facts, findings=tuple(differences_from_wheels(facts.prefix, facts.manifest, folders)))
     if not facts.findings:
         add_signature(facts.prefix, Manifest.parse(read_manifest(facts.prefix)), signer)
     code = _report(console, "env sign", facts)

@@ -461,12 +461,19 @@ def _unpack_one(
         raise SecureTrainError(
             "ST-U04", "the disk is full", where=str(root), next_step="free some space, and go on"
         ) from None
-    placed = (
-        (_placed(path, data, site, wheel.pin.name), _hex(stated.removeprefix("sha256=")))
+    return Installed(wheel, info, *describe(record, data, site, wheel.pin.name))
+
+
+def describe(record: str, data: str, site: str, name: str) -> tuple[str, str]:
+    """What an environment notes of a wheel, out of its RECORD: that file's sha256, and `wheel_digest` of the
+    files.
+    """
+    rows = (
+        (_placed(path, data, site, name), _hex(stated.removeprefix("sha256=")))
         for path, stated, _ in record_rows(record)
     )
-    files = wheel_digest((path, sha256) for path, sha256 in placed if path and sha256)
-    return Installed(wheel, info, hashlib.sha256(record.encode()).hexdigest(), files)
+    files = wheel_digest((path, sha256) for path, sha256 in rows if path and sha256)
+    return hashlib.sha256(record.encode()).hexdigest(), files
 
 
 def _placed(path: str, data: str, site: str, name: str) -> str:

@@ -122,7 +122,7 @@ def add_signature(root: Path, manifest: Manifest, signer: Signer) -> Path:
     signed = signer.sign_payload(oms.payload(root, name, manifest))
     path = root / SIGNATURES / f"{_file_name(signer.public.name)}{BUNDLE_SUFFIX}"
     try:
-        _refuse_namesake(root, path, signed, signer.public.name)
+        path = _beside_namesakes(root, path, signed)
         path.parent.mkdir(exist_ok=True)
         write_durably(path, signed.data)
     except OSError as error:
@@ -137,19 +137,16 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9@._-]+", "-", name).strip(".-")[-120:] or "signer"
 
 
-def _refuse_namesake(root: Path, path: Path, ours: Bundle, name: str) -> None:
-    """Another signer of the same name may have signed: his signature must not be overwritten."""
+def _beside_namesakes(root: Path, path: Path, ours: Bundle) -> Path:
+    """Another signer of the same name may have signed: his signature stays, ours gets a name with its key's
+    digest.
+    """
     try:
         data = tree.read_file(root, f"{SIGNATURES}/{path.name}", limit=bundle.MAX_BUNDLE, code="ST-S03")
     except FileNotFoundError:
-        return
+        return path
     other = bundle.parse(data, where=str(path))
-    if other.method != ours.method or other.key_hint != ours.key_hint:
-        raise SecureTrainError(
-            "ST-U05",
-            f"another key called {name!r} has signed already",
-            where=str(path),
-            expected=f"sha256:{ours.key_hint}" if ours.key_hint else f"a {ours.method} signature",
-            found=f"sha256:{other.key_hint}" if other.key_hint else f"a {other.method} signature",
-            next_step="give one of the two keys another name",
-        )
+    if (other.method, other.key_hint) == (ours.method, ours.key_hint):
+        return path
+    name = path.name.removesuffix(BUNDLE_SUFFIX)
+    return path.with_name(f"{name}-{(ours.key_hint or ours.digest)[:12]}{BUNDLE_SUFFIX}")

@@ -135,7 +135,9 @@ def build_site(folder: Path, home: Path) -> Site:
     (folder / "corpus.txt").write_text(TEXT)
     site.ok("keys", "new", "owner", "--trust")
     site.ok("policy", "new", "policy.toml")
-    site.ok("env", "sign")
+    site.ok(
+        "env", "sign", *(word for folder in ("cache/wheels", "wheel") for word in ("--wheels", home / folder))
+    )
     site.ok(
         "data",
         "prepare",

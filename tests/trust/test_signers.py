@@ -60,11 +60,13 @@ def test_the_same_signer_may_sign_again(tmp_path: Path) -> None:
     check(tmp_path)
 
 
-def test_a_namesake_does_not_overwrite_a_signature(tmp_path: Path) -> None:
+def test_a_namesake_signs_beside_the_other(tmp_path: Path) -> None:
     manifest = signed(tmp_path)
     namesake = SigningKey("alice", ALGORITHMS["ed25519"]())
-    with refused("ST-U05", "another key called 'alice'", key("alice").public.identifier):
+    for _ in range(2):
         add_signature(tmp_path, manifest, LocalSigner(namesake))
+    second = f"alice-{namesake.public.identifier[:12]}.sigstore.json"
+    assert sorted(os.listdir(tmp_path / SIGNATURES)) == sorted(["alice.sigstore.json", second])
     check(tmp_path)
 
 
