@@ -11,7 +11,6 @@ import click
 from supplychain.artifact import SIGNATURES, Manifest, differences, parse_json, read_manifest
 from supplychain.cli.options import json_option
 from supplychain.cli.output import Console
-from supplychain.errors import printable
 from supplychain.plan import FILE, Plan
 from supplychain.trust import bundle, roots
 
@@ -33,12 +32,12 @@ def command(folder: Path, every: bool, diff: bool, as_json: bool) -> int:
     if (folder / FILE).is_file():
         return _run(console, folder)
     manifest = Manifest.parse(read_manifest(folder), where=str(folder))
-    signatures = [_signature(path) for path in sorted((folder / SIGNATURES).glob("*.sigstore.json"))]
+    claimed = signatures(folder)
     console.text(f"{manifest.kind}: {len(manifest.files)} files, {manifest.total_bytes} bytes")
     console.text(f"  manifest  sha256:{manifest.digest}")
-    for item in signatures:
+    for item in claimed:
         console.text(f"  claims to be signed by {item['name']} (sha256:{item['key']})")
-    if not signatures:
+    if not claimed:
         console.text("  not signed")
     files = manifest.files if every else manifest.files[:SHOWN]
     for file in files:
@@ -51,7 +50,7 @@ def command(folder: Path, every: bool, diff: bool, as_json: bool) -> int:
         0,
         kind=manifest.kind,
         manifest=manifest.digest,
-        signatures=signatures,
+        signatures=claimed,
         files=[file.as_dict() for file in manifest.files],
     )
     return 0
@@ -80,6 +79,11 @@ def _diff(console: Console, folder: Path) -> int:
     console.text(f"{len(rows)} changes since it was signed, {same} files are the same")
     console.answer("inspect", 0, manifest=manifest.digest, changes=rows)
     return 0
+
+
+def signatures(folder: Path) -> list[dict[str, Any]]:
+    """Whom the bundles of an artifact name; nothing is verified."""
+    return [_signature(path) for path in sorted((folder / SIGNATURES).glob("*.sigstore.json"))]
 
 
 def _signature(path: Path) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def _claim(parsed: bundle.Bundle, where: str) -> tuple[str, str]:
 def _run(console: Console, folder: Path) -> int:
     plan = Plan.read(folder)
     document = plan.document
-    console.text(f"run {printable(plan.run_id)}, segment {plan.segment}, plan sha256:{plan.digest}")
+    console.text(f"run {plan.run_id}, segment {plan.segment}, plan sha256:{plan.digest}")
     console.text(
         f"  policy {document['policy']['id']} sha256:{document['policy']['sha256'][:16]}...; code "
         f"{document['code']['kind']} sha256:{document['code']['sha256'][:16]}..."
