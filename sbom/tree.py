@@ -33,10 +33,13 @@ class Tree(Protocol):
 
 
 class DiskTree:
-    """A folder as it lies there, read without anybody vouching for it. Links are not followed out of it."""
+    """A folder as it lies there, read without anybody vouching for it; `below` is the part of it that
+    matters. Links in it are not followed.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, below: str = "") -> None:
         self.root = root
+        self._below = below
         self._paths: list[str] | None = None
 
     def paths(self) -> list[str]:
@@ -45,7 +48,7 @@ class DiskTree:
         return self._paths
 
     def _walk(self) -> Iterable[str]:
-        for folder, folders, names in os.walk(self.root):
+        for folder, folders, names in os.walk(self.root / self._below):
             folders[:] = [name for name in folders if name != "__pycache__"]
             below = os.path.relpath(folder, self.root).replace(os.sep, "/")
             for name in names:

@@ -120,7 +120,10 @@ def unverified_inventory(prefix: Path) -> Inventory:
     python = stated.get("version") or stated.get("version_info") or series
     python = ".".join(python.split(".")[:3])
     markers = {"python_version": series, "python_full_version": python}
-    inventory = read_inventory(DiskTree(prefix), sites[0].relative_to(prefix).as_posix())
+    site = sites[0].resolve()  # `lib` may be a link
+    root = site.parents[2]
+    below = site.relative_to(root).as_posix()
+    inventory = read_inventory(DiskTree(root, below), below)
     return Inventory(inventory, Setting(markers=markers, python=python))
 
 

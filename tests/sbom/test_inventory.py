@@ -14,6 +14,7 @@ from sbom import validate
 from sbom.environment import Setting, environment_bom
 from sbom.inventory import Installed, clean, parse_metadata
 from sbom.licenses import licence_of
+from supplychain import boms
 from tests.sbom.support import SITE, TIME, bom, component, install, inventory
 
 
@@ -137,6 +138,14 @@ def test_links_and_pipes_in_place_of_metadata_are_not_followed(tmp_path: Path) -
     (folder / "METADATA").unlink()
     os.mkfifo(folder / "METADATA")
     assert [item.name for item in inventory(tmp_path / "env")] == ["linked", "piped"]
+
+
+def test_an_environment_whose_lib_is_a_link_is_not_empty(tmp_path: Path) -> None:
+    install(tmp_path / "real", "alpha")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "lib").symlink_to(tmp_path / "real" / "lib")
+    found = boms.unverified_inventory(tmp_path / "env")
+    assert [item.name for item in found.installed] == ["alpha"]
 
 
 def test_old_egg_info_is_listed_too(tmp_path: Path) -> None:
