@@ -36,9 +36,10 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _TAIL = re.compile(rb'\],"kind":"([a-z0-9-]{1,40})","schema":"[^"]*"\}\Z')
 _LINE = re.compile(
-    r'\{"blocks":(?:null|"([0-9a-f]{64})"),"mode":"(0644|0755)","path":("(?:[^"\\]|\\.)*"),'
-    r'"sha256":"([0-9a-f]{64})","size":([0-9]{1,16})\}'
+    rb'\{"blocks":(?:null|"([0-9a-f]{64})"),"mode":"(0644|0755)","path":("(?:[^"\\]|\\.)*"),'
+    rb'"sha256":"([0-9a-f]{64})","size":([0-9]{1,16})\}'
 )
+_COMMA = ord(",")
 _text = json.encoder.encode_basestring  # a JSON string with the escapes of RFC 8785
 _MODES = {"0644": 0o644, "0755": 0o755}
 
@@ -161,20 +162,21 @@ def _canonical(data: bytes) -> Manifest | None:
     kind = claimed_kind(data)
     if kind is None or len(data) > MAX_DOCUMENT:
         return None
-    head, tail = _frame(_kind(kind))
-    text = data.decode("utf-8", "surrogateescape")
-    if not (text.startswith(head) and text.endswith(tail)):
+    head, tail = (part.encode() for part in _frame(_kind(kind)))
+    if not (data.startswith(head) and data.endswith(tail)):
         return None
-    position, end = len(head), len(text) - len(tail)
+    position, end = len(head), len(data) - len(tail)
     files: list[FileEntry] = []
-    for match in _LINE.finditer(text, position, end):
-        blocks, mode, quoted, sha256, size = match.groups()
+    for match in _LINE.finditer(data, position, end):
+        blocks, mode, raw, sha256, size = match.groups()
+        quoted = raw.decode("utf-8", "surrogateescape")
         path = json.loads(quoted) if "\\" in quoted else quoted[1:-1]
-        if match.start() != position or _text(path) != quoted or (size[0] == "0" and size != "0"):
+        if match.start() != position or _text(path) != quoted or (size[:1] == b"0" and size != b"0"):
             return None
-        files.append(FileEntry(_path(path), _size(path, int(size)), _MODES[mode], sha256, blocks))
+        root = blocks.decode() if blocks else None
+        files.append(FileEntry(_path(path), _size(path, int(size)), int(mode, 8), sha256.decode(), root))
         position = match.end() + 1
-        if position <= end and text[position - 1] != ",":
+        if position <= end and data[position - 1] != _COMMA:
             return None
     if position != end + 1 or not files:
         return None
