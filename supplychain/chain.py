@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from supplychain import statement
-from supplychain.artifact import canonical_json, write_durably
+from supplychain.artifact import canonical_json, tree, write_durably
 from supplychain.artifact.digest import Progress
 from supplychain.errors import SecureTrainError
 from supplychain.trust import bundle
@@ -135,7 +135,7 @@ def load(run: Path, run_id: str, trust: Trust, role: str, decisions: list[str]) 
     links: list[Link] = []
     for step, path in names:
         verified = verify_statement(
-            path.read_bytes(), trust, role, statement.CHECKPOINT, subject=None, where=str(path)
+            _read(path), trust, role, statement.CHECKPOINT, subject=None, where=str(path)
         )
         links.append(_link(verified, links[-1] if links else None, run_id, step, decisions, path))
     return links
@@ -225,4 +225,8 @@ def decision_path(run: Path, segment: int) -> Path:
 def decision_bundles(run: Path) -> list[tuple[Path, Bundle]]:
     """The stored decisions of the run's segments, parsed and not yet verified."""
     found = sorted((run / STATEMENTS).glob("decision-*.sigstore.json"))
-    return [(path, bundle.parse(path.read_bytes(), where=str(path))) for path in found]
+    return [(path, bundle.parse(_read(path), where=str(path))) for path in found]
+
+
+def _read(path: Path) -> bytes:
+    return tree.read_named(path, limit=bundle.MAX_BUNDLE, what="a statement of the run", code="ST-R03")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from supplychain import confine, formats, isolation, policy, statement
-from supplychain.artifact import VerifiedArtifact, differences, parse_json
+from supplychain.artifact import VerifiedArtifact, differences, parse_json, tree
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
 from supplychain.environment.verify import EnvironmentFacts, verify_environment
@@ -32,6 +32,7 @@ from supplychain.trust.verify import SignedArtifact, verify_artifact
 
 T = TypeVar("T")
 _WORST_FIRST = (REFUSED_INTEGRITY, REFUSED_POLICY, USAGE, UNDECIDED)
+MAX_LOCK = 64 << 20  # bytes
 CONFIG_TIMEOUT = 120  # seconds
 
 
@@ -569,10 +570,5 @@ def size(count: int) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """A file that the user named; ST-U01 if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SecureTrainError(
-            "ST-U01", f"the file cannot be read: {error.strerror}", where=str(path)
-        ) from None
+    """A lock that the user named; ST-U01 if it cannot be read."""
+    return tree.read_named(path, limit=MAX_LOCK, what="the lock")

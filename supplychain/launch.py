@@ -71,7 +71,7 @@ class Result:
 def phase(run: Path) -> str | None:
     """How far the newest launch came, by its result.json: unsigned, so nothing rests on it."""
     try:
-        found = parse_json((run / RESULT).read_bytes(), what=RESULT)
+        found = parse_json(tree.read_named(run / RESULT, limit=MAX_REPORT, what=RESULT), what=RESULT)
         return str(found["phase"])
     except (OSError, SecureTrainError, KeyError, TypeError):
         return None

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from supplychain import chain, launch, run, runbom, statement
-from supplychain.artifact import parse_json
+from supplychain.artifact import tree
 from supplychain.chain import Link
 from supplychain.errors import SecureTrainError
 from supplychain.plan import FILE, Input, Plan
 from supplychain.policy import Policy
+from supplychain.trust import bundle
 from supplychain.trust.verify import verify_statement
 from supplychain.verdict import Checker, Node, attempt, fail, verify_foreign, verify_into
 
@@ -47,23 +48,54 @@ def verify_run(path: Path, checker: Checker) -> Node:
     plan = attempt(root, lambda: Plan.read(path))
     if plan is None:
         return root
-    root.title, root.note = f"run {plan.run_id}", _result_note(path)
+    root.title = f"run {plan.run_id}"
     root.add(Node(f"policy {policy.id}", note=f"vouched for by {policy.vouched_by}"))
-    node = root.add(Node("decision"))
-    decisions = attempt(node, lambda: run.verified_decisions(path, plan, policy))
-    if decisions is None:
+    node = root.add(Node("decisions"))
+    segments = attempt(node, lambda: run.verified_segments(path, plan, policy))
+    if segments is None:
         return root
-    node.note = (
-        f"{len(decisions)} segment{'s' if len(decisions) > 1 else ''}, plan sha256:{plan.digest[:16]}..."
-    )
+    for segment in segments:
+        node.add(_segment(segment, policy))
+    decisions = [segment.decision for segment in segments]
     inputs = root.add(Node("inputs"))
     for item in plan.inputs:
         if item.kind != "checkpoint":  # the checkpoint that was resumed from stands in the chain
             inputs.add(_input(item, checker))
     inputs.add(_environment(plan, checker))
     links = _checkpoints(root, path, plan, decisions, checker)
+    step = links[-1].step if links else 0
+    root.note = (
+        f"complete, {step} steps" if step == plan.steps else f"NOT COMPLETE: step {step} of {plan.steps}"
+    )
     _provenance(root, path, plan, links, policy)
     return root
+
+
+def _segment(segment: run.Segment, policy: Policy) -> Node:
+    """What one launch was allowed to do, held against the policy at hand: an earlier one may be laxer."""
+    plan, rules = segment.plan, policy.document
+    wanted, reads = rules.run.isolation, plan.document["reads"]
+    checks = [
+        ("ST-P06", rules.environment.require_sealed and not plan.environment["sealed"], "sealed", "editable"),
+        ("ST-P07", reads not in rules.run.reads, ", ".join(rules.run.reads), reads),
+        (
+            "ST-P08",
+            wanted == "required" and plan.launch["isolation"] != wanted,
+            wanted,
+            plan.launch["isolation"],
+        ),
+    ]
+    node = Node(f"segment {plan.segment}")
+    node.note = (
+        f"{plan.document['code']['kind']} code in environment sha256:{plan.environment['manifest'][:16]}..."
+    )
+    if plan.document["policy"]["sha256"] != policy.digest:
+        node.note += f", decided under the policy {plan.document['policy']['id']!r} as it was then"
+    for code, broken, expected, found in checks:
+        if broken:
+            what = f"segment {plan.segment} of the run was laxer than this policy"
+            fail(node, SecureTrainError(code, what, expected=expected, found=str(found)))
+    return node
 
 
 def _checkpoints(root: Node, path: Path, plan: Plan, decisions: list[str], checker: Checker) -> list[Link]:
@@ -99,7 +131,7 @@ def _provenance(root: Node, path: Path, plan: Plan, links: list[Link], policy: P
     file = path / launch.PROVENANCE
     node = root.add(Node("provenance"))
     if not file.exists():
-        if _result(path).get("phase") == "done":
+        if links and links[-1].step == plan.steps and launch.phase(path) in ("done", None):
             fail(
                 node,
                 SecureTrainError(
@@ -119,7 +151,7 @@ def _provenance(root: Node, path: Path, plan: Plan, links: list[Link], policy: P
                 "ST-R03", "there is a provenance, and no checkpoint in the chain", where=str(file)
             )
         verified = verify_statement(
-            file.read_bytes(),
+            tree.read_named(file, limit=bundle.MAX_BUNDLE, what="the provenance", code="ST-R03"),
             policy.trust,
             run.ROLE,
             statement.PROVENANCE,
@@ -207,18 +239,3 @@ def _environment(plan: Plan, checker: Checker) -> Node:
         node.state, node.note = "not checked", f"not here any more ({prefix})"
         return node
     return verify_into(node, prefix, "environment", checker, plan.environment["manifest"])
-
-
-def _result(path: Path) -> dict[str, Any]:
-    """result.json as it stands; unsigned, so only ever a reason to refuse more."""
-    try:
-        document = parse_json((path / launch.RESULT).read_bytes(), what=launch.RESULT)
-    except (OSError, SecureTrainError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _result_note(path: Path) -> str:
-    """What result.json says; it is for people, nothing rests on it."""
-    found = _result(path)
-    return f"{found.get('status')} at step {found.get('step')}, loss {found.get('loss')}" if found else ""

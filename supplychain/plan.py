@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from supplychain.artifact import canonical_json, parse_json
+from supplychain.artifact import canonical_json, parse_json, tree
 from supplychain.errors import SecureTrainError
 
 SCHEMA = "urn:secure-train:plan:v1"
@@ -81,6 +81,11 @@ class Plan:
         return section
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return int(self.document["config"]["train"]["steps"])
+
+    @property
     def launch(self) -> dict[str, Any]:
         section: dict[str, Any] = self.document["launch"]
         return section
@@ -118,6 +123,8 @@ class Plan:
             raise SecureTrainError(
                 "ST-U02", f"the plan is malformed ({type(error).__name__}: {error})", where=where
             ) from None
+        if plan.segment < 1:
+            raise SecureTrainError("ST-U02", "the plan's segments are counted from 1", where=where)
         if plan.data != data:
             raise SecureTrainError("ST-U02", "the plan is not in its canonical form", where=where)
         return plan
@@ -126,12 +133,10 @@ class Plan:
     def read(run: Path) -> Plan:
         path = run / FILE
         try:
-            data = path.read_bytes()
-        except OSError as error:
+            data = tree.read_file(run, FILE, limit=MAX_PLAN, code="ST-U02")
+        except FileNotFoundError:
+            next_step = "name the folder of a run"
             raise SecureTrainError(
-                "ST-U01",
-                f"the run has no readable plan: {error.strerror}",
-                where=str(path),
-                next_step="name the folder of a run",
+                "ST-U01", "the run has no plan", where=str(path), next_step=next_step
             ) from None
         return Plan.parse(data, where=str(path))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from supplychain import statement
-from supplychain.artifact import write_durably
+from supplychain.artifact import tree, write_durably
 from supplychain.errors import SecureTrainError
 from supplychain.trust import revocations, roots
 from supplychain.trust.keys import VerifyingKey, parse_public
@@ -375,11 +375,13 @@ def load(
 def parse(data: bytes, *, where: str) -> Document:
     """The document in these bytes; ST-P03 names all problems, and for an unknown key the nearest one."""
     try:
-        return Document.model_validate(tomllib.loads(data.decode("utf-8")))
+        values = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError:
         raise SecureTrainError("ST-P03", "the policy is not UTF-8 text", where=where) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of more digits than Python converts
         raise SecureTrainError("ST-P03", f"the policy is not TOML: {error}", where=where) from None
+    try:
+        return Document.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(_problem(item["loc"], item["type"], item["msg"]) for item in error.errors()[:8])
         raise SecureTrainError(
@@ -560,21 +562,7 @@ def _time(text: str, path: Path) -> dt.datetime:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_POLICY + 1)
-    except OSError as error:
-        raise SecureTrainError(
-            "ST-U01",
-            f"the policy cannot be read: {error.strerror}",
-            where=str(path),
-            next_step="secure-train policy new FILE --key NAME",
-        ) from None
-    if len(data) > MAX_POLICY:
-        raise SecureTrainError(
-            "ST-P03", "the policy is too large", where=str(path), expected=f"at most {MAX_POLICY} bytes"
-        )
-    return data
+    return tree.read_named(path, limit=MAX_POLICY, what="the policy or its signature")
 
 
 def _write(path: Path, data: bytes) -> None:

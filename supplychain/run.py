@@ -13,13 +13,13 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
 
 from supplychain import chain, gate, launch, policy, statement
-from supplychain.artifact import write_durably
+from supplychain.artifact import tree, write_durably
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
 from supplychain.errors import SecureTrainError
@@ -28,6 +28,7 @@ from supplychain.launch import Result
 from supplychain.plan import FILE, Plan
 from supplychain.policy import Policy
 from supplychain.ranks import Say
+from supplychain.trust import bundle
 from supplychain.trust.bundle import Bundle
 from supplychain.trust.keys import VerifyingKey
 from supplychain.trust.signers import Signer
@@ -114,45 +115,53 @@ def request_again(run: Path, former: Plan) -> Request:
         ) from None
 
 
-def verified_decisions(run: Path, plan: Plan, trusted: Policy) -> list[str]:
-    """The digests of the run's decisions, first segment first; the last must have allowed `plan`. ST-R06,
-    ST-R03, ST-S.. otherwise.
+@dataclass(frozen=True)
+class Segment:
+    """One launch of a run: its plan, and the digest of the signed decision that allowed it."""
+
+    plan: Plan
+    decision: str
+
+
+def verified_segments(run: Path, plan: Plan, trusted: Policy) -> list[Segment]:
+    """The run's segments, first one first; each plan is in a signed decision, and the last is `plan`. ST-R06,
+    ST-R03, ST-S.. if not.
     """
-    digests: list[str] = []
-    for segment in range(1, plan.segment + 1):
-        path = chain.decision_path(run, segment)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            raise SecureTrainError(
-                "ST-R03",
-                "a decision of the run is missing",
-                where=str(path),
-                next_step="restore the folder of statements",
-            ) from None
-        of_segment = hashlib.sha256(_plan_copy(run, segment)).hexdigest()
-        verified = verify_statement(
-            data, trusted.trust, ROLE, statement.DECISION, subject=of_segment, where=str(path)
-        )
-        if verified.predicate.get("verificationResult") != "PASSED":
-            raise SecureTrainError(
-                "ST-R06",
-                "the run has a decision that refused it",
-                where=str(path),
-                expected="PASSED",
-                found=str(verified.predicate.get("verificationResult")),
-            )
-        digests.append(verified.bundle.digest)
-    if of_segment != plan.digest:
+    segments = [_segment(run, number, trusted) for number in range(1, plan.segment + 1)]
+    last = segments[-1].plan
+    if last.digest != plan.digest:
         raise SecureTrainError(
             "ST-R06",
             "plan.json is not the plan that the gate decided on",
             where=str(run / FILE),
-            expected=f"sha256:{of_segment}",
+            expected=f"sha256:{last.digest}",
             found=f"sha256:{plan.digest}",
             next_step=f"restore it from {_plan_path(run, plan.segment)}",
         )
-    return digests
+    for number, segment in enumerate(segments, 1):
+        if (segment.plan.run_id, segment.plan.segment) != (plan.run_id, number):
+            raise SecureTrainError(
+                "ST-R03",
+                "a plan of the run belongs to another run or segment",
+                where=str(_plan_path(run, number)),
+                expected=f"{plan.run_id}, segment {number}",
+                found=f"{segment.plan.run_id}, segment {segment.plan.segment}",
+            )
+    return segments
+
+
+def _segment(run: Path, number: int, trusted: Policy) -> Segment:
+    path = chain.decision_path(run, number)
+    data, plan = _statement(run, path), _statement(run, _plan_path(run, number))
+    digest = hashlib.sha256(plan).hexdigest()
+    verified = verify_statement(
+        data, trusted.trust, ROLE, statement.DECISION, subject=digest, where=str(path)
+    )
+    result = verified.predicate.get("verificationResult")
+    if result != "PASSED":
+        what = "the run has a decision that refused it"
+        raise SecureTrainError("ST-R06", what, where=str(path), expected="PASSED", found=str(result))
+    return Segment(Plan.parse(plan, where=str(_plan_path(run, number))), verified.bundle.digest)
 
 
 class _Resume:
@@ -163,7 +172,8 @@ class _Resume:
         self.link: Link | None = None
 
     def __call__(self, trusted: Policy) -> tuple[Plan, Link | None]:
-        decisions = verified_decisions(self._run, self._former, trusted)
+        segments = verified_segments(self._run, self._former, trusted)
+        decisions = [segment.decision for segment in segments]
         links = chain.load(self._run, self._former.run_id, trusted.trust, ROLE, decisions)
         self.link = links[-1] if links else None
         return self._former, self.link
@@ -202,9 +212,9 @@ def _write_decision(run: Path, plan: Plan, trusted: Policy, signed: Bundle) -> N
     write_durably(chain.decision_path(run, plan.segment), signed.data)
     write_durably(run / FILE, plan.data)
     write_durably(run / POLICY_COPY, trusted.data)
-    bundle = policy.signature_path(trusted.path)
-    if bundle.exists():
-        write_durably(policy.signature_path(run / POLICY_COPY), bundle.read_bytes())
+    signature = policy.signature_path(trusted.path)
+    if signature.exists():
+        write_durably(policy.signature_path(run / POLICY_COPY), signature.read_bytes())
 
 
 def _refused(request: Request, decision: Decision, signed: Bundle) -> Result:
@@ -229,15 +239,14 @@ def _plan_path(run: Path, segment: int) -> Path:
     return run / chain.STATEMENTS / f"plan-{segment:04d}.json"
 
 
-def _plan_copy(run: Path, segment: int) -> bytes:
+def _statement(run: Path, path: Path) -> bytes:
+    """A file of the folder of statements; ST-R03 if it is missing or too large to be one."""
     try:
-        return _plan_path(run, segment).read_bytes()
-    except OSError:
+        return tree.read_file(run, str(path.relative_to(run)), limit=bundle.MAX_BUNDLE, code="ST-R03")
+    except FileNotFoundError:
+        what = "a decision or plan of the run is missing"
         raise SecureTrainError(
-            "ST-R03",
-            "a plan of the run is missing",
-            where=str(_plan_path(run, segment)),
-            next_step="restore the folder of statements",
+            "ST-R03", what, where=str(path), next_step="restore the folder of statements"
         ) from None
 
 

@@ -327,3 +327,28 @@ def read_file(root: Path, path: str, *, limit: int, code: str) -> bytes:
         if size > limit:
             raise SecureTrainError(code, f"the file is larger than {limit} bytes", where=f"{root}/{path}")
         return read_exactly(descriptor, 0, size)
+
+
+def read_named(path: Path, *, limit: int, what: str, code: str = "ST-U01") -> bytes:
+    """A small file that the user named; links are followed, because he may. An error with `code` if it is
+    absent, too large or no file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hang us
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SecureTrainError(
+            code, f"{what} cannot be read: {reason}", where=str(path), next_step="check the path"
+        ) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            problem = (
+                f"{what} is larger than {limit} bytes"
+                if stat.S_ISREG(status.st_mode)
+                else f"{what} is no regular file"
+            )
+            raise SecureTrainError(code, problem, where=str(path))
+        return read_exactly(descriptor, 0, status.st_size)
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from supplychain.artifact import SIGNATURES, Manifest, differences, parse_json, read_manifest
+from supplychain.artifact import SIGNATURES, Manifest, differences, parse_json, read_manifest, tree
 from supplychain.cli.options import json_option
 from supplychain.cli.output import Console
 from supplychain.plan import FILE, Plan
@@ -88,7 +88,9 @@ def signatures(folder: Path) -> list[dict[str, Any]]:
 
 def _signature(path: Path) -> dict[str, Any]:
     """Whom a bundle names: a key by the name that this host calls it, or what its certificate says."""
-    parsed = bundle.parse(path.read_bytes(), where=str(path))
+    parsed = bundle.parse(
+        tree.read_named(path, limit=bundle.MAX_BUNDLE, what="a signature", code="ST-S03"), where=str(path)
+    )
     statement = parse_json(parsed.payload, what=f"the statement in {path}", code="ST-S03")
     kind = statement.get("predicateType") if isinstance(statement, dict) else None
     name, key = _claim(parsed, str(path))

@@ -317,7 +317,17 @@ def _trust(key: VerifyingKey) -> None:
     folder = roots.policy_keys().folder
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_durably(folder / f"{key.name}.pub", key.pem)
+        file = folder / f"{key.name}.pub"
+        if file.exists() and file.read_bytes() != key.pem:
+            raise SecureTrainError(
+                "ST-U05",
+                f"another key called {key.name!r} is trusted already",
+                where=str(file),
+                next_step=(
+                    "give the new file another name; remove the old one if it should no longer be trusted"
+                ),
+            )
+        write_durably(file, key.pem)
     except OSError as error:
         raise SecureTrainError(
             "ST-U04", f"the folder for trusted keys cannot be written: {error.strerror}", where=str(folder)

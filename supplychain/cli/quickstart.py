@@ -60,7 +60,7 @@ def command(
     tour.chapter("A key, and a policy that trusts it")
     if roots.key_store().has_private(KEY):
         console.say(f"the key {KEY!r} is there already")
-        if KEY not in [key.name for key in roots.policy_keys().list()]:
+        if roots.key_store().public(KEY).pem not in [key.pem for key in roots.policy_keys().list()]:
             tour.verb("keys", "trust", str(roots.key_store().folder / f"{KEY}.pub"))
     else:
         tour.verb("keys", "new", KEY, "--trust")

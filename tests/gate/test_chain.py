@@ -124,3 +124,19 @@ def test_a_link_under_a_wrong_name_is_noticed(run: Path, shop: Workshop) -> None
     """Renaming a statement to a later step would make an old checkpoint the newest: a rollback."""
     statement(run, 20).rename(statement(run, 40))
     assert refusal(run, shop) == "ST-R03"
+
+
+@pytest.mark.parametrize("name", ["step-000000020", "step-0000002０", "step-20", "best"])
+def test_only_exact_names_are_checkpoints(run: Path, shop: Workshop, name: str) -> None:
+    """A look-alike would neither be verified nor be missed."""
+    shutil.copytree(run / chain.CHECKPOINTS / chain.step_name(20), run / chain.CHECKPOINTS / name)
+    assert [step for step, _ in chain.checkpoint_folders(run)] == [10, 20, 30]
+    assert [path.name for path in chain.strangers(run)] == [name]
+
+
+def test_a_link_is_no_checkpoint(run: Path, shop: Workshop, tmp_path: Path) -> None:
+    """The launcher would sign, and write into, a folder that the ranks cannot reach themselves."""
+    (tmp_path / "elsewhere").mkdir()
+    (run / chain.CHECKPOINTS / chain.step_name(40)).symlink_to(tmp_path / "elsewhere")
+    assert [step for step, _ in chain.checkpoint_folders(run)] == [10, 20, 30]
+    assert [path.name for path in chain.strangers(run)] == [chain.step_name(40)]

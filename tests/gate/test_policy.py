@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,24 @@ def test_every_shipped_policy_can_be_used(shop: Workshop, tmp_path: Path, profil
     found = policy.load(path, trusted=[shop.keys.public("owner")], now=NOW)
     assert found.id == profile
     assert found.document.environment.require_sealed == (profile == "production")
+
+
+def test_the_launcher_signs_alone(shop: Workshop) -> None:
+    """A threshold that its statements could never meet would only look strict."""
+    shop.key("second")
+    pem = shop.keys.public("second").pem.decode()
+    text = shop.policy.read_text() + f'[keys.second]\npem = """\n{pem}"""\n'
+    head, _, tail = text.partition("[roles.checkpoint]")
+    tail = tail.replace('keys = ["owner"]\nthreshold = 1', 'keys = ["owner", "second"]\nthreshold = 2', 1)
+    data = f"{head}[roles.checkpoint]{tail}".encode()
+    assert refusal(lambda: policy.parse(data, where="policy.toml")) == "ST-P03"
+
+
+def test_numbers_that_python_does_not_convert_are_refused(shop: Workshop) -> None:
+    data = shop.policy.read_bytes().replace(b"threshold = 1", b"threshold = " + b"1" * 5000, 1)
+    assert refusal(lambda: policy.parse(data, where="policy.toml")) == "ST-P03"
+
+
+def test_a_pipe_in_place_of_a_policy_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "policy.toml")
+    assert refusal(lambda: policy.load(tmp_path / "policy.toml", trusted=[])) == "ST-U01"
