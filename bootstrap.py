@@ -516,7 +516,8 @@ def install_project(home: Home, name: str, wheel: dict[str, str], options: argpa
 def isolate_program(program: Path) -> None:
     """Let our program start Python with -I: PYTHONPATH must not bring code to where a key is used."""
     first, _, rest = program.read_text().partition("\n")
-    if first.startswith("#!/") and " " not in first and len(first) < 120:  # else it is a shell's work, and left alone
+    # A longer path, or one with a space, is started by a shell; that is left alone.
+    if first.startswith("#!/") and " " not in first and len(first) < 120:
         program.write_text(first + " -I\n" + rest)
 
 

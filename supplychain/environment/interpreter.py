@@ -133,7 +133,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         if entry.is_dir(follow_symlinks=False):
             if entry.name not in SKIPPED and not entry.name.startswith("config-"):
                 yield from _walk(Path(entry.path))
-        elif entry.is_file() or entry.is_dir():  # a link to a folder is a module, and bytecode outside __pycache__ too
+        elif entry.is_file() or entry.is_dir():  # modules too: links to folders, bytecode outside __pycache__
             yield Path(entry.path)
 
 

@@ -93,7 +93,7 @@ def test_a_report_that_is_no_report_is_refused(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 def test_a_daemon_that_forks_away_is_adopted(tmp_path: Path) -> None:
-    """It leaves its session, loses its parent and empties its environment; it is still found, and still ends."""
+    """It leaves its session, loses its parent, empties its environment; it is still found."""
     daemon = (
         "import os, time\n"
         "if os.fork() == 0:\n"
