@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from supplychain import chain, statement
+from supplychain import chain, confine, statement
 from supplychain.artifact import parse_json, tree, write_durably
 from supplychain.chain import Link
 from supplychain.errors import BUG, UNSIGNED, SecureTrainError
@@ -83,6 +83,7 @@ def launch(
     """Run one segment to its end and sign what it leaves. Never raises for what the trainer does; always
     writes result.json.
     """
+    confine.hide_memory()
     started = time.time()
     result = Result(
         plan.run_id, plan.segment, "train", "failed", BUG, decision=decision.digest, started=_utc(started)

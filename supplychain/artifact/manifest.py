@@ -255,10 +255,14 @@ def build_manifest(
     Signatures that stand there are removed: they cover another manifest. Each file is read once.
     `blocks=False` leaves block digests out, for artifacts that are always hashed whole (environments).
     `known` are entries of files that the caller vouches for: they are not read, if size and mode agree and
-    their block digests lie there. Raises
-    ST-U06 for a tree that cannot be an artifact, ST-U04 if `root` cannot be written.
+    their block digests lie there. Raises ST-U03 for a bad kind, ST-U06 for a tree that cannot be an artifact,
+    ST-U04 if `root` cannot be written.
     """
-    _kind(kind)
+    try:
+        _kind(kind)
+    except ValueError as error:
+        expected = "lower-case letters, digits and -, such as dataset"
+        raise SecureTrainError("ST-U03", str(error), expected=expected) from None
     staging = root / _STAGING  # beside the final folder: on the same file system
     files = _files_to_sign(root)
     try:

@@ -54,6 +54,8 @@ def test_no_colour_in_pipes(site: Site, finished: Path) -> None:
         (["policy", "new", "policy.toml"], "ST-U05"),
         (["policy", "new", "p2.toml", "--key", "nobody"], "ST-S06"),
         (["data", "prepare", "nowhere.txt", "--out", "d2", "--tokenizer", "tokenizer/tokenizer.json"], "ST-"),
+        (["sign", "corpus.txt", "--kind", "dataset"], "ST-U01"),
+        (["sign", "data", "--kind", "BAD KIND"], "ST-U03"),
         (["explain", "ST-Z99"], "ST-U03"),
     ],
 )
