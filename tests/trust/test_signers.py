@@ -108,8 +108,8 @@ def test_what_a_killed_signer_leaves_is_named_and_cured_by_signing_again(tmp_pat
     check(tmp_path, key("alice"), key("bob"), threshold=2)
 
 
-def test_an_unknown_kind_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
+def test_a_kind_that_is_none_is_refused(tmp_path: Path) -> None:
+    with refused("ST-U03"):
         sign_artifact(make_tree(tmp_path), "no kind", LocalSigner(key("alice")))
 
 
