@@ -407,6 +407,12 @@ CODES: dict[str, Code] = {
         "What was asked for needs a package that is not in this environment. It is an optional extra, so "
         "that environments which do not need it need not trust it.",
     ),
+    "ST-D18": Code(
+        UNDECIDED,
+        "object store does not answer",
+        "The store that holds a dataset could not be reached, or refused. Nothing was decided about the "
+        "data; resume when it answers again.",
+    ),
     "ST-E11": Code(
         UNDECIDED,
         "wheels not at hand",

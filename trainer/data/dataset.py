@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from supplychain.artifact import SecureTrainError, VerifiedArtifact
-from trainer.data.files import Artifact, Files, Verify
+from trainer.data.files import Artifact, Files, Remote, Verify
 from trainer.data.shards import (
     DESCRIPTION,
     END,
@@ -144,6 +144,23 @@ class Dataset:
                 )
                 return
 
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self._artifact, Remote)
+
+    def fetch(self, first: int, count: int) -> None:
+        """Have these tokens here soon, if they are far away."""
+        if not isinstance(self._artifact, Remote):
+            return
+        while count > 0:
+            first %= self.tokens
+            number = bisect_right(self._ends, first)
+            shard, end = self.shards[number], self._ends[number]
+            take, width = min(count, end - first), self.dtype.itemsize
+            offset = shard.offset + (first - self.shard_start(number)) * width
+            self._artifact.fetch(shard.bin, offset, take * width)
+            first, count = first + take, count - take
+
     def _check(self, tokens: npt.NDArray[Any]) -> None:
         """ST-D11 if a token is outside the vocabulary: it would index past the end of the embedding."""
         if self._any_token_is_valid or not tokens.size:
@@ -221,7 +238,11 @@ class Dataset:
         """Of a row of shard `number`: the first token in the ring, and the tokens, of each of its pieces."""
         shard = self.shards[number]
         table = self._indices.get(shard.pack(seq_len), lambda: self._load_pieces(shard, seq_len))
-        low, high = np.searchsorted(table[0], [row, row + 1])
+        bounds = self._indices.get(
+            f"rows of {shard.pack(seq_len)}",
+            lambda: np.searchsorted(table[0], np.arange(int(table[0, -1]) + 2)),
+        )
+        low, high = bounds[row], bounds[row + 1]
         return table[1, low:high] + self.shard_start(number), table[2, low:high]
 
     def _load_pieces(self, shard: Shard, seq_len: int) -> Tokens:

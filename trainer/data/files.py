@@ -13,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from supplychain.artifact import FileEntry, Manifest, VerifiedArtifact
 from supplychain.artifact.reads import missing, wrong_size
@@ -48,6 +48,13 @@ class Artifact(Protocol):
     def open_file(self, path: str, *, verify: Verify = "always") -> File: ...
 
     def read_bytes(self, path: str) -> bytes: ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """An artifact whose bytes are far away, and can be sent for."""
+
+    def fetch(self, path: str, offset: int, length: int) -> None: ...
 
 
 class MappedFile:

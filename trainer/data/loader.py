@@ -36,6 +36,8 @@ from trainer.data.samples import SPAN, Samples, check_size
 from trainer.data.state import Cursor
 from trainer.data.transform import Transform
 
+FETCHES = 4  # downloads at one time
+
 
 class Loader:
     """Iterate over it for batches. Usable under `with`; closing stops its threads, not the datasets."""
@@ -57,12 +59,14 @@ class Loader:
         window: Window | None = None,
         transform: Transform | None = None,
         boundaries: bool = False,
+        lookahead: int = 0,
     ) -> None:
         """`stages` name datasets by digest; without them each dataset counts by its size. `rank` of `world`
         is the data-parallel one: ranks that share it get the same rows. The run ends before sample `end`.
         `prefetch` global batches are read ahead by `threads` threads; 0 of either reads when asked.
         `packing` is "concat", or "rows" of a dataset that was packed; `window` shuffles near instead of
         everywhere. `transform` changes samples as they are read; `boundaries` adds document ends to batches.
+        Of remote datasets the chunks of the next `lookahead` samples are fetched in the order of their use.
         """
         check_batch(seq_len, global_batch, rank, world)
         self._samples = Samples(
@@ -83,6 +87,9 @@ class Loader:
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: deque[Future[Batch]] = deque()  # the batches from `consumed` on, in order
         self._submitted = 0
+        self._lookahead = lookahead if self._samples.is_remote else 0
+        self._fetching: ThreadPoolExecutor | None = None
+        self._sent_for = 0  # before this sample
 
     # --- iterating -------------------------------------------------------------------------------------
 
@@ -92,6 +99,7 @@ class Loader:
     def __next__(self) -> Batch:
         if self.consumed >= self._end:
             raise StopIteration
+        self._send_for()
         batch = self._next_read_ahead() if self._prefetch and self._threads else self.read(self.consumed)
         self._cursor.advance(batch.size)
         return batch
@@ -110,17 +118,32 @@ class Loader:
         self._ahead.popleft()
         return batch
 
+    def _send_for(self) -> None:
+        """Fetch what this rank will read within the lookahead. Which chunks these are, the order says."""
+        if self._lookahead and self._fetching is None:
+            self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
+        self._sent_for = max(self._sent_for, self.consumed)
+        until = min(self.consumed + self._lookahead, self._end)
+        while self._fetching is not None and self._sent_for < until:
+            first, size = self._sent_for, self.size_at(self._sent_for)
+            begin, real, _ = rank_slice(size, self._global_batch, self._rank, self._world)
+            self._fetching.submit(self._samples.fetch, first + begin, real)  # reading tells what went wrong
+            self._sent_for += size
+
     def _forget_ahead(self) -> None:
         for future in self._ahead:
             future.cancel()
         self._ahead.clear()
-        self._submitted = self.consumed
+        self._submitted = self._sent_for = self.consumed
 
     def close(self) -> None:
         self._forget_ahead()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+        if self._fetching is not None:
+            self._fetching.shutdown(cancel_futures=True)
+            self._fetching = None
 
     def __enter__(self) -> Self:
         return self

@@ -29,7 +29,11 @@ class Packing(Protocol):
     def places(self, epochs: Indices, indices: Indices) -> Indices: ...
 
     def read(self, places: Sequence[int], rows: Sequence[Tokens]) -> Sequence[int]:
-        """Fill `rows` (seq_len + 1 tokens each, zeros before); how many labels of each count."""
+        """Fill `rows` (seq_len + 1 tokens each) to their ends; how many labels of each count."""
+        ...
+
+    def fetch(self, place: int) -> None:
+        """Have what `read` will read here soon, if it is far away."""
         ...
 
     def ends(self, place: int) -> Tokens:
@@ -53,6 +57,9 @@ class Chunks:
     def read(self, places: Sequence[int], rows: Sequence[Tokens]) -> Sequence[int]:
         self._dataset.gather(places, rows)
         return [self._seq_len] * len(rows)
+
+    def fetch(self, place: int) -> None:
+        self._dataset.fetch(place, self._seq_len + 1)
 
     def ends(self, place: int) -> Tokens:
         return self._dataset.document_ends(place, self._seq_len)
@@ -83,9 +90,14 @@ class Rows:
                 firsts.append(first)
                 into.append(row[filled : filled + length])
                 filled += length
+            row[filled:] = 0
             predicted.append(filled - 1)
         self._dataset.gather(firsts, into)
         return predicted
+
+    def fetch(self, place: int) -> None:
+        for first, length in zip(*(column.tolist() for column in self._pieces(place)), strict=True):
+            self._dataset.fetch(first, length)
 
     def ends(self, place: int) -> Tokens:
         return np.cumsum(self._pieces(place)[1])

@@ -62,6 +62,14 @@ class Samples:
         self.order = Order(seed, sources, stages, window)
         self.packing = kind.name
         self.seq_len = seq_len
+        if window is None and any(dataset.is_remote for dataset in datasets):
+            raise SecureTrainError(
+                "ST-D08",
+                "a remote dataset shuffled everywhere would fetch a chunk for each sample",
+                expected="a window of the shuffle",
+                found="none",
+                next_step="shuffle within a window, or copy the dataset to a local disk",
+            )
         by_digest = {dataset.digest: dataset for dataset in datasets}
         self.datasets = [by_digest[source.digest] for source in self.order.sources]
         self._packings = [packings[source.digest] for source in self.order.sources]
@@ -96,7 +104,8 @@ class Samples:
 
     def read(self, first: int, count: int, rows: int) -> Rows:
         """The samples first .. first+count-1, in the first of `rows` rows."""
-        tokens = np.zeros((rows, self.seq_len + 1), np.int64)
+        tokens = np.empty((rows, self.seq_len + 1), np.int64)
+        tokens[count:] = 0
         predicted = np.zeros(rows, np.int64)
         ends = [np.empty(0, np.int64)] * rows
         sources, places = self.located(first, count)
@@ -112,6 +121,16 @@ class Samples:
                 seed, sample = self.order.seed, first + row
                 transforms.apply(self._transform, tokens[row], seed, sample, self._vocab_size)
         return Rows(tokens, predicted, tuple(ends) if self._boundaries else None)
+
+    @property
+    def is_remote(self) -> bool:
+        return any(dataset.is_remote for dataset in self.datasets)
+
+    def fetch(self, first: int, count: int) -> None:
+        """Have these samples here soon, those that are far away."""
+        sources, places = self.located(first, count)
+        for source, place in zip(sources.tolist(), places.tolist(), strict=True):
+            self._packings[source].fetch(place)
 
 
 def check_alike(datasets: Sequence[Dataset]) -> None:
