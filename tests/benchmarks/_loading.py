@@ -131,7 +131,7 @@ def olmo(folder: Path) -> Loading:
     library = peer("olmo_core.data")
     dataset = library.NumpyFSLDataset(
         str(folder / "tokens.bin"), sequence_length=LENGTH, pad_token_id=0, eos_token_id=0,
-        vocab_size=128_256, dtype=library.NumpyDatasetDType.uint32,
+        vocab_size=128_256, dtype=np.uint32,
     )  # fmt: skip
     dataset.prepare()
     loader = peer("olmo_core.data.data_loader").NumpyFSLDataLoader(

@@ -152,7 +152,7 @@ def test_a_row_lies_where_its_number_says(sources: Path, tokenizer: Path, tmp_pa
             for row in range(rows):
                 firsts, lengths = data.pieces(number, row, 64)
                 assert firsts[0] - data.shard_start(number) == row * 64
-                assert np.array_equal(firsts[1:], (firsts + lengths)[:-1])
+                assert firsts[1:] == [first + n for first, n in zip(firsts, lengths, strict=True)][:-1]
 
 
 # --- in two attempts -----------------------------------------------------------------------------------

@@ -8,19 +8,19 @@ otherwise), lies in the vocabulary, and that description, indices and files agre
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from supplychain.artifact import SecureTrainError, VerifiedArtifact
-from trainer.data.files import Artifact, Files, Remote, Verify
+from trainer.data.files import Artifact, File, Files, Remote, Verify
 from trainer.data.shards import (
     DESCRIPTION,
     END,
@@ -34,6 +34,8 @@ from trainer.data.shards import (
     Tokens,
     malformed,
 )
+
+Arrays = TypeVar("Arrays", bound=tuple[npt.NDArray[Any], ...])
 
 RUN = 1 << 20  # tokens of one read, at most, when neighbours are read together
 INDEX_MEMORY = 256 << 20  # bytes of document ends and packings that one dataset keeps
@@ -65,7 +67,6 @@ class Dataset:
         self._artifact = artifact
         self._ends = list(accumulate(shard.tokens for shard in self.shards))
         self.tokens = self._ends[-1]
-        self._any_token_is_valid = self.vocab_size > np.iinfo(self.dtype).max
         self._files = Files(artifact, verify)
         self._indices = _Cache(INDEX_MEMORY)
 
@@ -93,56 +94,52 @@ class Dataset:
         """`count` tokens from token `first` on; past the last one it goes on at token 0."""
         tokens = np.empty(count, np.int64)
         self.gather([first], [tokens])
+        self.check(tokens)
         return tokens
 
     def gather(self, firsts: Sequence[int], into: Sequence[Tokens]) -> None:
         """Fill each of `into` with the tokens from its first one on. What touches in the dataset is read,
-        and hashed, together. ST-D11 if a token is outside the vocabulary.
+        and hashed, together. Without the look at the vocabulary, which the caller has for many rows at once.
         """
-        group: list[int] = []
-        begin = end = 0
-        for number in sorted(range(len(firsts)), key=firsts.__getitem__):
-            first, after = firsts[number], firsts[number] + len(into[number])
-            if group and (first > end or after - begin > RUN):
-                self._scatter(begin, end, group, firsts, into)
-                group = []
-            if not group:
-                begin = end = first
-            group.append(number)
-            end = max(end, after)
-        if group:
-            self._scatter(begin, end, group, firsts, into)
-
-    def _scatter(
-        self, begin: int, end: int, group: list[int], firsts: Sequence[int], into: Sequence[Tokens]
-    ) -> None:
-        """Read tokens begin .. end-1 of the ring and copy them to those of `into` that want them."""
-        shard = bisect_right(self._ends, begin)
-        while begin < end:
-            start = self._ends[shard] - self.shards[shard].tokens
-            stop = min(end, self._ends[shard])
-            name, width = self.shards[shard].bin, self.dtype.itemsize
-            file = self._files.take(name)
+        places = sorted(zip(firsts, into, strict=True), key=_first)
+        done = 0
+        while done < len(places):
+            number = bisect_right(self._ends, places[done][0])
+            shard, stop = self.shards[number], self._ends[number]
+            after = bisect_left(places, stop, done, key=_first)
+            file = self._files.take(shard.bin)
             try:
-                offset = self.shards[shard].offset + (begin - start) * width
-                data = np.frombuffer(file.read(offset, (stop - begin) * width), self.dtype)
-                self._check(data)
-                for number in group:
-                    low, high = max(firsts[number], begin), min(firsts[number] + len(into[number]), stop)
-                    if low < high:
-                        into[number][low - firsts[number] : high - firsts[number]] = data[
-                            low - begin : high - begin
-                        ]
-                del data
+                over = self._fill(file, shard, stop - shard.tokens, stop, places[done:after])
             finally:
-                self._files.give_back(name)
-            begin, shard = stop, shard + 1
-            if shard == len(self.shards) and begin < end:  # over the end of the ring
-                self.gather(
-                    [max(begin - firsts[number], 0) + firsts[number] - self.tokens for number in group],
-                    [into[number][max(begin - firsts[number], 0) :] for number in group],
-                )
-                return
+                self._files.give_back(shard.bin)
+            if over:  # into the next shard, or round the ring
+                self.gather([stop % self.tokens] * len(over), over)
+            done = after
+
+    def _fill(
+        self, file: File, shard: Shard, start: int, stop: int, places: list[tuple[int, Tokens]]
+    ) -> list[Tokens]:
+        """Fill what lies in one shard (tokens start .. stop-1 of the ring); the rests that lie beyond it."""
+        width, done, over = self.dtype.itemsize, 0, []
+        while done < len(places):
+            begin, row = places[done]
+            end, after = begin + len(row), done + 1
+            while after < len(places) and places[after][0] <= end and end - begin <= RUN:
+                end = max(end, places[after][0] + len(places[after][1]))
+                after += 1
+            count = min(end, stop) - begin
+            raw = file.read(shard.offset + (begin - start) * width, count * width)
+            data = np.frombuffer(raw, self.dtype)
+            if after == done + 1 and len(row) == count:  # the common case: one row, and all of it
+                row[:] = data
+            else:
+                for first, row in places[done:after]:
+                    mine = data[first - begin : first - begin + len(row)]
+                    row[: len(mine)] = mine
+                    if len(mine) < len(row):
+                        over.append(row[len(mine) :])
+            done = after
+        return over
 
     @property
     def is_remote(self) -> bool:
@@ -161,11 +158,9 @@ class Dataset:
             self._artifact.fetch(shard.bin, offset, take * width)
             first, count = first + take, count - take
 
-    def _check(self, tokens: npt.NDArray[Any]) -> None:
+    def check(self, tokens: Tokens) -> None:
         """ST-D11 if a token is outside the vocabulary: it would index past the end of the embedding."""
-        if self._any_token_is_valid or not tokens.size:
-            return
-        largest = int(tokens.max())
+        largest = int(tokens.max()) if tokens.size else 0
         if largest >= self.vocab_size:
             raise SecureTrainError(
                 "ST-D11",
@@ -196,9 +191,10 @@ class Dataset:
 
     def shard_ends(self, shard: Shard) -> npt.NDArray[Any]:
         """The document ends of a shard, checked whole; kept while memory for it lasts."""
-        return self._indices.get(shard.idx, lambda: self._load_ends(shard))
+        (ends,) = self._indices.get(shard.idx, lambda: self._load_ends(shard))
+        return ends
 
-    def _load_ends(self, shard: Shard) -> npt.NDArray[Any]:
+    def _load_ends(self, shard: Shard) -> tuple[npt.NDArray[Any]]:
         ends = self._whole(shard.idx, END)
         if ends[0] == 0 or ends[-1] != shard.tokens or bool((ends[1:] <= ends[:-1]).any()):
             raise _stale(
@@ -207,7 +203,7 @@ class Dataset:
                 f"increasing ends up to {shard.tokens}",
                 f"{len(ends)} ends up to {ends[-1]}",
             )
-        return ends.astype(np.uint32 if shard.tokens < 2**32 else np.uint64)
+        return (ends.astype(np.uint32 if shard.tokens < 2**32 else np.uint64),)
 
     # --- packed rows -----------------------------------------------------------------------------------
 
@@ -234,23 +230,19 @@ class Dataset:
         """The first token of a shard in the ring."""
         return self._ends[number] - self.shards[number].tokens
 
-    def pieces(self, number: int, row: int, seq_len: int) -> tuple[Tokens, Tokens]:
+    def pieces(self, number: int, row: int, seq_len: int) -> tuple[list[int], list[int]]:
         """Of a row of shard `number`: the first token in the ring, and the tokens, of each of its pieces."""
-        shard = self.shards[number]
-        table = self._indices.get(shard.pack(seq_len), lambda: self._load_pieces(shard, seq_len))
-        bounds = self._indices.get(
-            f"rows of {shard.pack(seq_len)}",
-            lambda: np.searchsorted(table[0], np.arange(int(table[0, -1]) + 2)),
-        )
-        low, high = bounds[row], bounds[row + 1]
-        return table[1, low:high] + self.shard_start(number), table[2, low:high]
+        table, bounds = self._indices.get((number, seq_len), lambda: self._load_pieces(number, seq_len))
+        low, high, start = bounds[row], bounds[row + 1], self.shard_start(number)
+        return [first + start for first in table[1, low:high].tolist()], table[2, low:high].tolist()
 
-    def _load_pieces(self, shard: Shard, seq_len: int) -> Tokens:
-        """The .pack file as three rows of numbers, checked whole: rows in order and none empty or too long,
-        pieces inside the shard, no token in two of them.
+    def _load_pieces(self, number: int, seq_len: int) -> tuple[Tokens, Tokens]:
+        """The .pack file as three rows of numbers, and where each row begins among them. Checked whole: rows
+        in order and none empty or too long, pieces inside the shard, no token in two of them.
         """
+        shard = self.shards[number]
         name = shard.pack(seq_len)
-        rows = self.rows(seq_len)[self.shards.index(shard)]
+        rows = self.rows(seq_len)[number]
         raw = self._whole(name, PIECE).reshape(-1, 3)
         table = np.ascontiguousarray(raw.T).astype(np.int64)
         row, first, length = table
@@ -273,7 +265,7 @@ class Dataset:
                 f"{rows} rows of at most {seq_len} tokens, each token once",
                 f"{len(raw)} pieces that are something else",
             )
-        return table
+        return table, np.searchsorted(row, np.arange(rows + 1))
 
     def _whole(self, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """A private copy of a whole file."""
@@ -284,27 +276,35 @@ class Dataset:
             self._files.give_back(name)
 
 
+def _first(place: tuple[int, Tokens]) -> int:
+    return place[0]
+
+
 class _Cache:
-    """Arrays by name, the least recently used dropped when they are more than `limit` bytes."""
+    """Arrays by key, the least recently used dropped when they are more than `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, npt.NDArray[Any]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[npt.NDArray[Any], ...]] = OrderedDict()
 
-    def get(self, name: str, load: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def get(self, key: Hashable, load: Callable[[], Arrays]) -> Arrays:
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return cast(Arrays, self._kept[key])
         loaded = load()  # two threads may do the same; neither waits for the other's file
         with self._lock:
-            if name not in self._kept:
-                self._kept[name] = loaded
-                self._size += loaded.nbytes
+            if key not in self._kept:
+                self._kept[key] = loaded
+                self._size += _bytes(loaded)
             while self._size > self._limit and len(self._kept) > 1:
-                self._size -= self._kept.popitem(last=False)[1].nbytes
+                self._size -= _bytes(self._kept.popitem(last=False)[1])
         return loaded
+
+
+def _bytes(arrays: tuple[npt.NDArray[Any], ...]) -> int:
+    return sum(array.nbytes for array in arrays)
 
 
 def _described(artifact: Artifact) -> Description:

@@ -79,8 +79,7 @@ class MappedFile:
         return self._view[offset : offset + length]
 
     def close(self) -> None:
-        """The map itself goes with the last view of it."""
-        self._view.release()
+        """Nothing to do: the map goes with the last view of it."""
 
 
 class Pool:
@@ -124,22 +123,36 @@ POOL = Pool(256)
 
 
 class Files:
-    """The files of one artifact, through a pool."""
+    """The files of one artifact: verified ones through a pool, maps in a list of its own, since they need
+    not be given back: a map goes with its last reader.
+    """
+
+    MAPS = 256
 
     def __init__(self, artifact: Artifact, verify: Verify, pool: Pool = POOL) -> None:
         self._artifact, self._verify, self._pool = artifact, verify, pool
+        self._maps: dict[str, MappedFile] = {}
+        self._mapped = verify == "off" and isinstance(artifact, VerifiedArtifact)
 
     def open(self, path: str) -> File:
-        if self._verify == "off" and isinstance(self._artifact, VerifiedArtifact):
-            return MappedFile(self._artifact.root, self._artifact.manifest.entry(path))
         return self._artifact.open_file(path, verify=self._verify)
 
     def take(self, path: str) -> File:
         """An open file, which the caller gives back."""
+        if self._mapped:
+            return self._maps.get(path) or self._map(path)
         return self._pool.take(self, path)
 
     def give_back(self, path: str) -> None:
-        self._pool.give_back(self, path)
+        if not self._mapped:
+            self._pool.give_back(self, path)
 
     def close(self) -> None:
+        self._maps.clear()
         self._pool.close(self)
+
+    def _map(self, path: str) -> MappedFile:
+        if len(self._maps) >= self.MAPS:
+            self._maps.clear()
+        file = self._maps[path] = MappedFile(self._artifact.root, self._artifact.manifest.entry(path))
+        return file

@@ -220,6 +220,7 @@ def validation_batches(
         tokens = np.zeros((rows, seq_len + 1), np.int64)
         predicted = np.zeros(rows, np.int64)
         predicted[:real] = packed.read(places, list(tokens[:real]))
+        dataset.check(tokens)
         empty = [np.empty(0, np.int64)] * (rows - real)
         ends = (*map(packed.ends, places), *empty) if boundaries else None
         yield Batch(first, size, real, tokens, predicted, ends)

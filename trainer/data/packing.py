@@ -86,7 +86,7 @@ class Rows:
         predicted = []
         for place, row in zip(places, rows, strict=True):
             filled = 0
-            for first, length in zip(*(column.tolist() for column in self._pieces(place)), strict=True):
+            for first, length in zip(*self._pieces(place), strict=True):
                 firsts.append(first)
                 into.append(row[filled : filled + length])
                 filled += length
@@ -96,13 +96,13 @@ class Rows:
         return predicted
 
     def fetch(self, place: int) -> None:
-        for first, length in zip(*(column.tolist() for column in self._pieces(place)), strict=True):
+        for first, length in zip(*self._pieces(place), strict=True):
             self._dataset.fetch(first, length)
 
     def ends(self, place: int) -> Tokens:
         return np.cumsum(self._pieces(place)[1])
 
-    def _pieces(self, place: int) -> tuple[Tokens, Tokens]:
+    def _pieces(self, place: int) -> tuple[list[int], list[int]]:
         shard = bisect_right(self._ends, place)
         before = self._ends[shard - 1] if shard else 0
         return self._dataset.pieces(shard, place - before, self._seq_len)

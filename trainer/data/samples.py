@@ -107,7 +107,7 @@ class Samples:
         tokens = np.empty((rows, self.seq_len + 1), np.int64)
         tokens[count:] = 0
         predicted = np.zeros(rows, np.int64)
-        ends = [np.empty(0, np.int64)] * rows
+        ends = [np.empty(0, np.int64)] * rows if self._boundaries else []
         sources, places = self.located(first, count)
         for source in set(sources.tolist()):
             mine = np.flatnonzero(sources == source).tolist()
@@ -116,6 +116,9 @@ class Samples:
             if self._boundaries:
                 for row, place in zip(mine, at, strict=True):
                     ends[row] = packing.ends(place)
+        if count and int(tokens.max()) >= self._vocab_size:
+            for row, source in enumerate(sources.tolist()):
+                self.datasets[source].check(tokens[row])
         if self._transform:
             for row in range(count):
                 seed, sample = self.order.seed, first + row
