@@ -133,6 +133,12 @@ def _tree(node: Node, first: str, rest: str) -> Iterator[str]:
 
 
 def _unicode() -> bool:
+    """Whether the terminal shows lines of boxes. Python writes UTF-8 in the C locale too; the terminal may
+    not.
+    """
+    locale = next((value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := os.environ.get(name))), "")
+    if locale in ("C", "POSIX"):
+        return False
     try:
         "├─└│".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

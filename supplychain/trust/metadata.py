@@ -141,6 +141,11 @@ def _delegated(root: Root, role: str, signed: Metadata[Any], path: Path) -> None
         result = root.get_verification_result(role, signed.signed_bytes, signed.signatures)
     except (ValueError, RepositoryError, SerializationError) as error:
         raise _refused(f"the metadata cannot be checked: {error}", path) from None
+    unknown = [keyid for keyid in root.roles[role].keyids if keyid not in root.keys]
+    if unknown:
+        raise _refused(
+            f"the role {role!r} names a key that the root does not hold", path, found=unknown[0][:80]
+        )
     publics = [str(root.keys[keyid].keyval.get("public")) for keyid in root.roles[role].keyids]
     if len(set(publics)) != len(publics):
         raise _refused(f"one key stands twice in the role {role!r}, and would count twice", path)

@@ -50,7 +50,7 @@ def test_no_colour_in_pipes(site: Site, finished: Path) -> None:
         (["env", "verify", "--lock", "nowhere.lock"], "ST-U01"),
         (["keys", "new", "../x"], "ST-U03"),
         (["keys", "new", "owner"], "ST-U05"),
-        (["keys", "trust", "nowhere.pub"], "ST-U01"),
+        (["keys", "trust", "nowhere.pub"], "ST-S06"),
         (["policy", "new", "policy.toml"], "ST-U05"),
         (["policy", "new", "p2.toml", "--key", "nobody"], "ST-S06"),
         (["data", "prepare", "nowhere.txt", "--out", "d2", "--tokenizer", "tokenizer/tokenizer.json"], "ST-"),
