@@ -114,6 +114,23 @@ def parse_public(name: str, pem: bytes, *, where: str) -> VerifyingKey:
     )
 
 
+def _write_private(path: Path, pem: bytes) -> None:
+    """Readable by its owner from the first byte on, whole or absent, and never in place of another.
+    FileExistsError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, it fails if the name is taken
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 class KeyStore:
     """A folder of key pairs: NAME.key (0600), NAME.pub, and NAME.crt if the key has a certificate."""
 
@@ -135,12 +152,7 @@ class KeyStore:
         )
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(
-                os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
-            ) as file:
-                file.write(pem)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_private(private, pem)
             write_durably(public, key.public.pem)
         except FileExistsError:
             raise SecureTrainError(

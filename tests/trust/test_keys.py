@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -221,3 +223,23 @@ def test_trust_is_described_by_name() -> None:
     both = Trust.of("data", alice, bob).describe("data")
     assert both == f"alice ({alice.identifier[:12]}), bob ({bob.identifier[:12]})"
     assert Trust.of("data").describe("data") == "nobody"
+
+
+def test_a_full_disk_leaves_no_half_key(tmp_path: Path) -> None:
+    """The name stays free: a second try makes the key."""
+    store = KeyStore(tmp_path / "keys")
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from supplychain.trust.keys import KeyStore\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        f"KeyStore(Path({str(store.folder)!r})).new('me')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "ST-U04" in done.stderr
+    assert list(store.folder.iterdir()) == []
+    store.new("me")
