@@ -113,6 +113,15 @@ def test_a_flipped_bit_of_an_adopted_file_is_caught(tmp_path: Path) -> None:
         refusal("ST-A03", lambda: dataset.read(0, 10))
 
 
+def test_an_adopted_file_that_became_shorter_is_refused(tmp_path: Path) -> None:
+    """Signed afterwards, so that only the description can tell."""
+    nanogpt(tmp_path)
+    adopt(Request(tmp_path, vocab_size=1000))
+    data = (tmp_path / "train.bin").read_bytes()
+    (tmp_path / "train.bin").write_bytes(data[:-2])
+    refusal("ST-D06", lambda: Dataset.open(tmp_path, sign(tmp_path)))
+
+
 def test_a_tokenizer_is_bound(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(train(["hello world"] * 9, 300))
@@ -156,6 +165,8 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], dict[str, Any]]] = {
     "cut index": ("ST-D16", spoil("x.idx", lambda data: data[:-8]), {}),
     "huge index": ("ST-D16", spoil("x.idx", lambda data: data[:18] + b"\xff" * 16 + data[34:]), {}),
     "wrong index": ("ST-D16", spoil("x.idx", lambda data: data[:34] + b"\x06" + data[35:]), {}),
+    "wrong places": ("ST-D16", spoil("x.idx", lambda data: data[:442] + b"\x01" + data[443:]), {}),
+    "second file": ("ST-D11", both(llm_c, lambda f: stream("<u2").__add__(900).tofile(f / "x.bin")), {}),
     "longer file": ("ST-D16", spoil("x.bin", lambda data: data + b"\0\0"), {}),
 }
 

@@ -206,6 +206,9 @@ HOSTILE: dict[str, Callable[[Tokens], object]] = {
     "token twice": lambda pieces: pieces.__setitem__((5, 1), pieces[6, 1]),
     "row too long": lambda pieces: pieces.__setitem__((slice(0, 2), 0), 0),
     "row left out": lambda pieces: pieces.__setitem__((pieces[:, 0] == 3, 0), 4),
+    "last row beyond": lambda pieces: pieces.__setitem__(
+        (pieces[:, 0] == pieces[-1, 0], 0), pieces[-1, 0] + 1
+    ),
     "rows unsorted": lambda pieces: pieces.__setitem__((slice(None), 0), pieces[::-1, 0].copy()),
 }
 

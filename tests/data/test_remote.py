@@ -108,6 +108,7 @@ def test_what_is_wrong_far_away_stops_the_run(place: Place) -> None:
     error = refusal("ST-A03", lambda: data.read(50_000 + 17_500, 10))
     assert "shard-00001.bin, block 1" in str(error.where)
     assert "twice" in str(error.found)
+    refusal("ST-A03", lambda: data.fetch(50_000 + 17_500, 10))  # so it does not lie in the cache either
     with pytest.raises(Exception, match="ST-A03"):
         list(place.loader(data, end=400, lookahead=100))
 
@@ -191,7 +192,7 @@ def test_the_cache_stays_below_its_size(place: Place) -> None:
 
 def test_it_deletes_only_what_it_downloaded(place: Place, tmp_path: Path) -> None:
     place.open().read(0, 10)
-    others = [place.cache_folder / "notes.txt", place.cache_folder / "ab" / "mine", place.cache_folder / "x"]
+    others = [place.cache_folder / "notes.txt", place.cache_folder / "ab" / "abc", place.cache_folder / "x"]
     (place.cache_folder / "ab").mkdir(exist_ok=True)
     for path in others:
         path.write_bytes(b"precious" * 100_000)

@@ -222,6 +222,15 @@ def test_tampering_is_caught_before_a_token_is_used(
     assert found == expected[: len(found)]
 
 
+@pytest.mark.parametrize("change", ["cut", "longer"])
+def test_sizes_are_checked_even_where_nothing_is_hashed(root: Path, change: str) -> None:
+    digest = sign(root)
+    edit(root / "shard-00000.bin", lambda data: data[:-4] if change == "cut" else data + b"more")
+    with Dataset.open(root, digest, verify="off") as data, pytest.raises(SecureTrainError) as refused:
+        data.read(0, 5)
+    assert refused.value.code == "ST-A06"
+
+
 def test_an_older_manifest_is_not_the_one_that_was_planned(root: Path, tmp_path: Path) -> None:
     """A replay: the old dataset is whole and was signed, and is not what the plan names."""
     old = tmp_path / "old"
