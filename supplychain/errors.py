@@ -7,6 +7,7 @@ Standard library only: it is imported on both sides of the gate.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,14 @@ REFUSED_INTEGRITY = 3
 REFUSED_POLICY = 4
 UNDECIDED = 5
 UNSIGNED = 6
+
+
+_GRAVEST_FIRST = (REFUSED_INTEGRITY, REFUSED_POLICY, USAGE, UNDECIDED)
+
+
+def gravest(codes: Collection[int], default: int) -> int:
+    """The exit code of several refusals: integrity before policy before usage before cannot-decide."""
+    return next((code for code in _GRAVEST_FIRST if code in codes), default)
 
 
 @dataclass(frozen=True)

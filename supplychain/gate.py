@@ -22,7 +22,7 @@ from supplychain.artifact import VerifiedArtifact, differences, parse_json, tree
 from supplychain.artifact.digest import Progress
 from supplychain.chain import Link
 from supplychain.environment.verify import EnvironmentFacts, verify_environment
-from supplychain.errors import REFUSED_INTEGRITY, REFUSED_POLICY, UNDECIDED, USAGE, SecureTrainError
+from supplychain.errors import UNDECIDED, SecureTrainError, gravest
 from supplychain.isolation import Scratch
 from supplychain.plan import SCHEMA, Input, Plan
 from supplychain.policy import Policy
@@ -31,7 +31,6 @@ from supplychain.trust.keys import VerifyingKey
 from supplychain.trust.verify import SignedArtifact, verify_artifact
 
 T = TypeVar("T")
-_WORST_FIRST = (REFUSED_INTEGRITY, REFUSED_POLICY, USAGE, UNDECIDED)
 MAX_LOCK = 64 << 20  # bytes
 CONFIG_TIMEOUT = 120  # seconds
 
@@ -113,7 +112,7 @@ class Decision:
     def exit_code(self) -> int:
         """0, or the gravest refusal: integrity before policy before usage before cannot-decide."""
         codes = {error.exit_code for error in self.errors}
-        return 0 if self.passed else next((code for code in _WORST_FIRST if code in codes), UNDECIDED)
+        return 0 if self.passed else gravest(codes, UNDECIDED)
 
     def payload(self, request: Request, version: str) -> bytes:
         """The decision as a statement (VSA), for a refusal too."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from supplychain.artifact import Manifest, claimed_kind, differences, oms, read_manifest, tree
 from supplychain.artifact.check import foreign_differences
 from supplychain.artifact.digest import Progress
-from supplychain.errors import REFUSED_INTEGRITY, REFUSED_POLICY, UNDECIDED, USAGE, SecureTrainError
+from supplychain.errors import SecureTrainError, gravest
 from supplychain.trust import bundle, revocations
 from supplychain.trust.roots import Signatory, Trust, subject_of
 from supplychain.trust.verify import SignedArtifact, verify_artifact, verify_statement
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 State = Literal["verified", "failed", "not checked"]
-_WORST_FIRST = (REFUSED_INTEGRITY, REFUSED_POLICY, USAGE, UNDECIDED)
 ANYONE = "signer"  # the role of those that the caller names instead of a policy
 
 
@@ -56,7 +55,7 @@ class Node:
     def exit_code(self) -> int:
         """0, or the gravest error below this node."""
         codes = {error.exit_code for error in self.all_errors()}
-        return next((code for code in _WORST_FIRST if code in codes), max(codes, default=0))
+        return gravest(codes, max(codes, default=0))
 
     def as_dict(self) -> dict[str, Any]:
         return {

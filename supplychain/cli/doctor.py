@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import locale
 import os
 import platform
@@ -18,6 +17,7 @@ import click
 from supplychain.artifact import Manifest, read_manifest
 from supplychain.cli.options import env_option, json_option
 from supplychain.cli.output import Console
+from supplychain.confine import landlock_abi
 from supplychain.environment.verify import find_environment, verify_environment
 from supplychain.errors import SecureTrainError
 from supplychain.gate import size
@@ -26,7 +26,6 @@ from supplychain.trust import roots
 State = Literal["ok", "note", "bad"]
 Line = tuple[State, str, str]
 ENOUGH_DISK = 5_000_000_000  # bytes that a build of the training environment may need
-_LANDLOCK_CREATE_RULESET = 444  # system call number, the same on every architecture of Linux
 
 
 @click.command()
@@ -70,16 +69,9 @@ def _machine() -> Iterator[Line]:
     )
     free = shutil.disk_usage(Path.cwd()).free
     yield "ok" if free > ENOUGH_DISK else "note", "disk", f"{size(free)} free here"
-    abi = _landlock()
+    abi = landlock_abi()
     yield "ok" if abi > 0 else "note", "landlock", f"ABI {abi}" if abi > 0 else "not in this kernel"
     yield "ok", "encoding", f"{sys.stdout.encoding or 'none'}, locale {locale.setlocale(locale.LC_CTYPE)}"
-
-
-def _landlock() -> int:
-    """The kernel's Landlock ABI, or a negative number."""
-    if sys.platform != "linux":
-        return -1
-    return int(ctypes.CDLL(None, use_errno=True).syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 def _gate() -> Iterator[Line]:
